@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import unknown_reads
 from .guard import guarded
+from .operator_kinds import is_unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +110,7 @@ class AssumedValues:
         return values, self._spread(tensor, indices, dim, 1)
 
     def _is_unknown(self, tensor: Any) -> bool:
-        return self._known.is_plain() and self._known.host(tensor) is None
+        return is_unobserved() and self._known.host(tensor) is None
 
     def _spread(self, tensor: Any, indices: Any, dim: int, count: int) -> Any:
         """Return indices along a dimension as an even choice of so many in each row; others than a few as they are."""

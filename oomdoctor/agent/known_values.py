@@ -19,7 +19,6 @@ tensor; `torch._C._parse_dispatch_key`, `_dispatch_keyset_full_after` and `_Excl
 from __future__ import annotations
 
 import ctypes
-import enum
 import functools
 import sys
 from contextlib import contextmanager
@@ -28,6 +27,16 @@ from typing import TYPE_CHECKING, Any
 from . import imports, index_bounds, unknown_reads
 from .assumed_values import AssumedValues
 from .guard import guarded, note_failure
+from .operator_kinds import (
+    Kind,
+    is_out,
+    is_unobserved,
+    kind_of,
+    run_on_host,
+    tensors_in,
+    with_tensors,
+    written_tensors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,16 +86,6 @@ def host_values(tensor: Any) -> Any:
     return _INSTALLED[0].host(tensor) if _INSTALLED else None
 
 
-class _Kind(enum.Enum):
-    """What an operator does, as far as values are concerned."""
-
-    PLAIN = enum.auto()  # it is made of others, which are asked themselves; it makes a view; or it reads shapes only
-    COMPUTES = enum.auto()
-    FINDS = enum.auto()  # the size of what it returns depends on values
-    READS = enum.auto()  # it returns a number
-    UNKNOWN = enum.auto()  # what it computes is not known, as of random numbers and of what ranks send
-
-
 class KnownValues:
     """The operators that keep values, registered with PyTorch's dispatcher."""
 
@@ -97,7 +96,6 @@ class KnownValues:
         self._keys, self._below = c.DispatchKeySet(self._key), c._dispatch_keyset_full_after(self._key)
         self._host_keys = c.DispatchKeySet(c.DispatchKey.CPU)
         self._device_keys = c.DispatchKeySet(c.DispatchKey.CUDA)
-        self._kind = functools.lru_cache(maxsize=None)(self._find_kind)
         self._assumes = False
         self._plan = guarded(self._find_plan)
         self._checks = index_bounds.checks(torch, self.host, self._assumed)
@@ -212,7 +210,7 @@ class KnownValues:
         """Return how one of the tensors' values was assumed; nothing where all are known."""
         if not self._assumes:
             return ""
-        storages = [tensor.untyped_storage() for tensor in _tensors(value) if not tensor.is_cpu]
+        storages = [tensor.untyped_storage() for tensor in tensors_in(value) if not tensor.is_cpu]
         found = (getattr(getattr(storage, VALUES, None), "assumed", "") for storage in storages)
         return next(filter(None, found), "")
 
@@ -225,22 +223,9 @@ class KnownValues:
         finally:
             self._answer_reads(0, 0)
 
-    def is_plain(self) -> bool:
-        """Return whether no mode and no trace is active that would see what is computed on the host."""
-        c = self._c
-        return not (c._len_torch_dispatch_stack() or c._functorch.peek_interpreter_stack() or c._get_tracing_state())
-
     def _on_host(self, operator: Any, args: Any, options: dict[str, Any]) -> Any:
         """Run an operator on the values of its arguments; None where the host cannot."""
-        options = {name: value for name, value in options.items() if name not in ("device", "pin_memory")}
-        if "device" in [argument.name for argument in operator._schema.arguments]:
-            options["device"] = "cpu"
-        try:
-            with self._torch.inference_mode(mode=False), self._torch.no_grad():
-                hosts = {name: self._hosts(value) for name, value in options.items()}
-                return operator(*self._hosts(args), **hosts)
-        except Exception:  # noqa: BLE001 - a type that the host has no kernel for, or indices out of range
-            return None
+        return run_on_host(operator, self._hosts(args), {name: self._hosts(value) for name, value in options.items()})
 
     # --- where values come from --------------------------------------------------------------------------------------
 
@@ -252,7 +237,7 @@ class KnownValues:
 
     @guarded
     def _keep_copied(self, copied: Any, source: Any) -> Any:
-        is_known = source.is_cpu and self._is_kept(copied) and self.is_plain()
+        is_known = source.is_cpu and self._is_kept(copied) and is_unobserved()
         return self._keep(copied, source.detach()) if is_known else None
 
     def _maker(self, operator: Any) -> Any:
@@ -265,7 +250,7 @@ class KnownValues:
 
     @guarded
     def _keep_made(self, made: Any, operator: Any, args: Any, options: dict[str, Any]) -> Any:
-        if not (self._is_kept(made) and self.is_plain()):
+        if not (self._is_kept(made) and is_unobserved()):
             return None
         # Of a tensor that the new one is like, only the shape matters.
         like = [self._torch.empty(arg.shape, dtype=made.dtype) if _is_tensor(arg) else arg for arg in args]
@@ -276,12 +261,12 @@ class KnownValues:
 
     def _run(self, keys: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an operator of which an argument is a known tensor; where we fail, it runs as it would without us."""
-        below, args = keys & self._below, self._with_tensors(operator, args)
-        if operator in self._checks and self.is_plain():
+        below, args = keys & self._below, with_tensors(operator, args)
+        if operator in self._checks and is_unobserved():
             self._checks[operator](args)
         planned = self._plan(operator, args, kwargs)
         if planned is None:
-            for tensor in _tensors((args, tuple(kwargs.values()))):
+            for tensor in tensors_in((args, tuple(kwargs.values()))):
                 guarded(self._forget)(tensor)
             return operator.redispatch(below, *args, **kwargs)
         run, written = planned
@@ -290,14 +275,14 @@ class KnownValues:
     def _find_plan(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return how to run an operator, with the tensors that it writes to."""
         kind = self._kind(operator)
-        if kind is _Kind.PLAIN:
+        if kind is Kind.PLAIN:
             return self._run_plain, []
-        written = [tensor for tensor in _written(operator, args, kwargs) if not tensor.is_cpu]
-        if kind is not _Kind.UNKNOWN and self.is_plain() and self._are_known((args, tuple(kwargs.values()))):
+        written = [tensor for tensor in written_tensors(operator, args, kwargs) if not tensor.is_cpu]
+        if kind is not Kind.UNKNOWN and is_unobserved() and self._are_known((args, tuple(kwargs.values()))):
             return self._run_known, written
         for tensor in written:
             self._forget(tensor)
-        is_absorbing = operator.name() in _ABSORBING and self.is_plain()
+        is_absorbing = operator.name() in _ABSORBING and is_unobserved()
         return self._run_absorbed if is_absorbing else self._run_plain, written
 
     def _run_plain(self, operator: Any, below: Any, given: Any, _written: list[Any]) -> Any:
@@ -321,21 +306,21 @@ class KnownValues:
     def _run_known(self, operator: Any, below: Any, given: Any, written: list[Any]) -> Any:
         (args, kwargs), kind = given, self._kind(operator)
         name, assumed = operator.name().partition(".")[0], self._assumed((args, tuple(kwargs.values())))
-        if kind is _Kind.READS or _goes_to_host(name, args, kwargs):
+        if kind is Kind.READS or _goes_to_host(name, args, kwargs):
             found = self._on_host(operator, args, kwargs)
             if found is not None:
                 if assumed:
-                    unknown_reads.note(assumed, if_deciding=kind is _Kind.READS)
+                    unknown_reads.note(assumed, if_deciding=kind is Kind.READS)
                 return args[0] if name == "aten::copy_" else found
             return operator.redispatch(below, *args, **kwargs)
-        if kind is _Kind.FINDS:
+        if kind is Kind.FINDS:
             values = self._on_host(operator, args, kwargs)
             if assumed:
                 unknown_reads.note(assumed)
             return self._found(operator.redispatch, name, values, (below, args, kwargs), assumed)
         with self._c._ExcludeDispatchKeyGuard(self._keys):
             result = operator.redispatch(below, *args, **kwargs)
-        is_computed = bool(written) or any(self._is_kept(tensor) for tensor in _tensors(result))
+        is_computed = bool(written) or any(self._is_kept(tensor) for tensor in tensors_in(result))
         values = self._on_host(operator, args, kwargs) if is_computed else None
         if written:
             for tensor in written:
@@ -384,36 +369,8 @@ class KnownValues:
         if self._has_key(tensor):
             setattr(tensor.untyped_storage(), VALUES, None)
 
-    def _with_tensors(self, operator: Any, args: Any) -> Any:
-        """Return the arguments with tensors where they are declared: kernels in Python receive numbers as numbers."""
-        if not any(isinstance(given, (int, float, complex)) for given in args):
-            return args
-        first, traced = next((given for given in args if _is_tensor(given)), None), self._c._get_tracing_state()
-        self._c._set_tracing_state(None)  # a trace would warn of a constant
-        try:
-            return tuple(
-                self._torch.tensor(given, dtype=None if first is None else self._torch.result_type(first, given))
-                if isinstance(given, (int, float, complex)) and str(one.type) == "Tensor"
-                else given
-                for given, one in zip(args, operator._schema.arguments, strict=False)
-            )
-        finally:
-            self._c._set_tracing_state(traced)
-
-    def _find_kind(self, operator: Any) -> _Kind:
-        name, schema, tag = operator.name(), operator._schema, self._torch.Tag
-        if not name.startswith("aten::") or tag.nondeterministic_seeded in operator.tags:
-            return _Kind.UNKNOWN
-        if "resize" in name or any(argument.is_out for argument in schema.arguments):
-            return _Kind.UNKNOWN
-        if name in ("aten::_local_scalar_dense", "aten::equal"):
-            return _Kind.READS
-        is_composite = self._c._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-        is_view = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
-        returns_tensors = any("Tensor" in str(one.type) for one in schema.returns)
-        if is_composite or is_view or not returns_tensors or tag.inplace_view in operator.tags:
-            return _Kind.PLAIN
-        return _Kind.FINDS if tag.dynamic_output_shape in operator.tags else _Kind.COMPUTES
+    def _kind(self, operator: Any) -> Kind:
+        return Kind.UNKNOWN if is_out(operator) else kind_of(operator)
 
 
 _INSTALLED: list[KnownValues] = []
@@ -426,21 +383,6 @@ def _never_called(*_: object) -> None:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, sys.modules["torch"].Tensor)
-
-
-def _tensors(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in _tensors(one)]
-    return [value] if _is_tensor(value) else []
-
-
-def _written(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """Return the tensors that an operator writes to."""
-    found = []
-    for index, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
-    return found
 
 
 def _goes_to_host(name: str, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -166,6 +166,45 @@ def test_cards_by_the_largest_length(tmp_path: Path, code: str, engine: str) -> 
     assert "steps" not in text.splitlines()[0]
 
 
+POSITIONS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(100, 16), nn.Embedding(512, 16)
+        self.head = nn.Linear(16, 100)
+
+    def forward(self, x):
+        return self.head(self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device)))
+
+
+def build_model():
+    return Model()
+
+
+def make_batch(batch_size, *, length=64):
+    return torch.zeros(batch_size, length, dtype=torch.long), torch.zeros(batch_size, length, dtype=torch.long)
+
+
+def training_step(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+"""
+
+
+@pytest.mark.parametrize("engine", ["trace", pytest.param("null", marks=pytest.mark.null_gpu)])
+def test_a_length_beyond_a_table_of_positions_ends_the_search(tmp_path: Path, engine: str) -> None:
+    """A model with 512 positions has 512 as its largest length, and 513 fails by the index, on either engine."""
+    question = ("--largest", "length", "--micro-batch", "1", "--engine", engine)
+    (row,) = fitted(tmp_path, POSITIONS, "--gpu", "t4", *question).values()
+    assert row["micro_batch"] == {"maximum": 512, "recommended": 512, "limited_by": "limit"}
+    assert "index 512 is out of range for the 512 rows of an embedding's table" in row["notes"][0]
+    at = run_here(["gpus", "--fit", "train.py", "--gpu", "t4", "--at", "length=600", "--engine", engine], tmp_path)
+    assert (at.returncode, "index 599 is out of range" in at.stderr) == (2, True)
+
+
 def test_cards_by_lengths_and_the_largest_width(tmp_path: Path) -> None:
     """With another size varied, each column is its largest; what only `--fit` or `--largest` has is refused alone."""
     wide = OF_BATCH.replace(

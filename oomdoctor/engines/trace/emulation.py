@@ -129,6 +129,7 @@ def _register(patches: Patches, device: EmulatedDevice) -> None:
         own.impl(name, kernels.kernel(operator_named(name)), BACKEND_KEY)
     for name in _OWN_ABOVE_AUTOGRAD:
         own.impl(name, kernels.kernel(operator_named(name)), AUTOGRAD_KEY)
+    own.impl("embedding", kernels.composed(operator_named("embedding")), BACKEND_KEY)
     for key in _LAZY_BITS:  # a copy resolves the bit itself; to resolve it first would recurse
         own.impl("_copy_from", kernels.kernel(operator_named("_copy_from")), key)
     for name, function in reductions.overrides().items():

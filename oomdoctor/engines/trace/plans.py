@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from oomdoctor.agent.operator_kinds import tensors_in, with_tensors
+from oomdoctor.engines.trace.known_values import KnownValues, has_integers
 from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
 from oomdoctor.engines.trace.op_trace import Call
 from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
 from oomdoctor.engines.trace.refusals import check_same_device, untraceable
-from oomdoctor.engines.trace.torch_internals import below_autograd, strided_view
+from oomdoctor.engines.trace.torch_internals import HOST_KEYS, below_autograd, strided_view
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from oomdoctor.engines.trace.device import Allocation, EmulatedDevice
     from oomdoctor.engines.trace.op_trace import AllocationStep
@@ -96,7 +98,7 @@ class Plan:
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors among the arguments, in the order of the plan's indices."""
-        return list(tensors_of((args, tuple(kwargs.values()))))
+        return tensors_in((args, tuple(kwargs.values())))
 
     def arrange(self, results: list[Any]) -> Any:  # noqa: ANN401 - whatever the operator returns
         """Return the results as the operator returns them."""
@@ -106,15 +108,6 @@ class Plan:
             return self.shape(results)
         flat = iter(results)
         return tuple(next(flat) if length is None else [next(flat) for _ in range(length)] for length in self.shape)
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - nests of arguments
-    """Yield every tensor of a nest of lists and tuples, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_of(item)
 
 
 class Planner:
@@ -129,8 +122,8 @@ class Planner:
         Raises:
             NoAnswerError: It cannot be told without computing.
         """
-        args = _with_tensors(operator, args)
-        given = list(tensors_of((args, tuple(kwargs.values()))))
+        given = tensors_in((args, tuple(kwargs.values())))  # without the numbers that become tensors now
+        args = with_tensors(operator, args)
         check_same_device(operator, given)
         quick = pointwise_result(operator, args, kwargs)
         if quick is not None:
@@ -179,18 +172,6 @@ class Planner:
             return None
         metas: dict[int, torch.Tensor] = {}
         return Call(self._device.card, operator, _to_meta(args, metas), _to_meta(kwargs, metas), [*results])
-
-
-def _with_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401 - an operator
-    """Return the arguments with tensors where tensors are declared: kernels in Python receive numbers as numbers."""
-    declared = operator._schema.arguments  # noqa: SLF001 - no public way
-    first = next(tensors_of(args), None)
-    return tuple(
-        torch.tensor(given, dtype=None if first is None else torch.result_type(first, given))
-        if isinstance(given, int | float | complex) and str(one.type) == "Tensor"
-        else given
-        for given, one in zip(args, declared, strict=False)
-    )
 
 
 def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
@@ -247,22 +228,37 @@ class Kernels:
         self._planner = Planner(device)
         self._special = kernels(device)
         self._plans: dict[object, Plan] = {}
+        self._values = KnownValues()
 
     def run(self, operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes
         """Run an operator: allocate and free as its kernel does, and return its results."""
         with below_autograd():
-            kernel = self._special.get(operator)
-            if kernel is not None and (result := kernel(*args, **kwargs)) is not NotImplemented:
-                return result
-            key = (operator, _plan_key(args), _plan_key(kwargs.items()) if kwargs else None)
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans[key] = self._planner.plan(operator, args, kwargs)
-            return self._carry_out(plan, args, kwargs)
+            if has_integers(args) or "out" in kwargs:
+                return self._values.run(operator, self._run, args, kwargs)
+            return self._run(operator, args, kwargs)
+
+    def _run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        kernel = self._special.get(operator)
+        if kernel is not None and (result := kernel(*args, **kwargs)) is not NotImplemented:
+            return result
+        key = (operator, _plan_key(args), _plan_key(kwargs.items()) if kwargs else None)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._planner.plan(operator, args, kwargs)
+        return self._carry_out(plan, args, kwargs)
 
     def kernel(self, operator: Any) -> Callable[..., Any]:  # noqa: ANN401
         """Return the kernel of one operator."""
         return lambda *args, **kwargs: self.run(operator, *args, **kwargs)
+
+    def composed(self, operator: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """Return the kernel of an operator that C++ composes of others, which checks its indices first."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes
+            self._values.check(operator, args)
+            return operator.redispatch(HOST_KEYS, *args, **kwargs)
+
+        return run
 
     def _carry_out(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         device = self._device

@@ -121,7 +121,7 @@ def bare_tensor(size: Any, stride: Any, offset: int, dtype: torch.dtype) -> torc
         return plain
 
 
-_HOST_KEYS: Final = _C.DispatchKeySet(_C.DispatchKey.CPU)
+HOST_KEYS: Final = _C.DispatchKeySet(_C.DispatchKey.CPU)
 _aten: Any = torch.ops.aten
 
 
@@ -139,18 +139,18 @@ def operator_named(name: str) -> Any:  # noqa: ANN401 - an operator, or None
 
 def run_host_view(operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - an operator
     """Run the host's kernel of an operator that reads shapes only, such as `view`."""
-    return operator.redispatch(_HOST_KEYS, *args, **kwargs)
+    return operator.redispatch(HOST_KEYS, *args, **kwargs)
 
 
 def strided_view(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:  # noqa: ANN401 - shapes
     """Return a tensor that shares its storage with `base`."""
-    view: torch.Tensor = _aten.as_strided.default.redispatch(_HOST_KEYS, base, size, stride, offset)
+    view: torch.Tensor = _aten.as_strided.default.redispatch(HOST_KEYS, base, size, stride, offset)
     return view
 
 
 def restride(tensor: torch.Tensor, size: Any, stride: Any) -> None:  # noqa: ANN401 - shapes
     """Give a tensor another shape in its storage."""
-    _aten.as_strided_.default.redispatch(_HOST_KEYS, tensor, size, stride, tensor.storage_offset())
+    _aten.as_strided_.default.redispatch(HOST_KEYS, tensor, size, stride, tensor.storage_offset())
 
 
 below_autograd = _C._AutoDispatchBelowAutograd  # noqa: SLF001

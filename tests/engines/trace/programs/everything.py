@@ -17,10 +17,11 @@ from oomdoctor.engines.catalogue import find_card
 def traced() -> dict[str, object]:
     """Answers on the emulated device."""
     import device
+    import known_values
 
     from oomdoctor.engines.trace.emulation import emulated_cuda
 
-    found: dict[str, object] = {"device": device.answers()}
+    found: dict[str, object] = {"device": device.answers(), "known_values": known_values.answers()}
     with emulated_cuda(find_card("rtx-4090")):
         return {**found, "steps": steps.answers(), "examples": examples.answers()}
 

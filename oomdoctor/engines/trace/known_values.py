@@ -1,0 +1,170 @@
+"""Values that the emulated GPU's integers and booleans would have, kept on the host as long as their storage lives.
+
+As on a null GPU: what a program makes of integers on the host, or fills on the device, is known, and so is what
+operators compute of nothing else. What it reads back is then true, and an index out of range is found.
+See `oomdoctor.agent.known_values`.
+"""
+
+# ruff: noqa: ANN401 - whatever operators take and return
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.agent import index_bounds
+from oomdoctor.agent.known_values import LARGEST_BYTES
+from oomdoctor.agent.operator_kinds import (
+    Kind,
+    is_out,
+    is_unobserved,
+    kind_of,
+    run_on_host,
+    tensors_in,
+    with_tensors,
+    written_tensors,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FILLING: Final = ("aten::zero_", "aten::fill_.Scalar", "aten::fill_.Tensor")
+"""Operators whose result does not depend on what was there before."""
+_COPYING: Final = ("aten::_copy_from", "aten::_to_copy")
+
+
+class KnownValues:
+    """Keeps values beside the emulated device's storages, and runs operators on them."""
+
+    def __init__(self) -> None:
+        self._checks = index_bounds.checks(torch, host_values, lambda _: "")
+
+    def run(self, operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator that has integers or booleans among its arguments, and keep the values of what it returns.
+
+        Args:
+            operator: The operator.
+            run: Allocates its results on the device.
+            args: Its arguments by position.
+            kwargs: Its arguments by name.
+
+        Raises:
+            IndexError: A known index is out of range.
+        """
+        if not is_unobserved():
+            return run(operator, args, kwargs)
+        self.check(operator, args)
+        kind, name = kind_of(operator), operator.name()
+        if name in _COPYING:
+            return _copied(operator, run, args, kwargs)
+        if kind is Kind.READS and _are_known(args):
+            return run_on_host(operator, _hosts(args), {})
+        if kind is Kind.PLAIN and not is_out(operator):
+            return run(operator, args, kwargs)
+        return _computed(operator, run, args, kwargs)
+
+    def check(self, operator: Any, args: Any) -> None:
+        """Check the known indices among an operator's arguments.
+
+        Raises:
+            IndexError: One is out of range.
+        """
+        if operator in self._checks and is_unobserved():
+            self._checks[operator](args)
+
+
+def has_integers(value: Any) -> bool:
+    """Return whether a nest of arguments has a tensor of integers or booleans."""
+    if isinstance(value, torch.Tensor):
+        return not value.dtype.is_floating_point
+    return isinstance(value, list | tuple) and any(map(has_integers, value))
+
+
+def host_values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a tensor, as a tensor of the host with its layout; None where they are not known."""
+    if tensor.is_cpu:
+        return tensor
+    flat = getattr(tensor.untyped_storage(), "_oomdoctor_values", None)
+    if flat is None:
+        return None
+    with torch.inference_mode(mode=False):
+        typed: torch.Tensor = flat.view(tensor.dtype)
+        return typed.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def keep_values(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
+    """Keep the values of a tensor on the device, where they are known and can be kept; else forget what was there."""
+    storage: Any = tensor.untyped_storage()
+    flat, nbytes = getattr(storage, "_oomdoctor_values", None), storage.nbytes()
+    is_whole = tensor.numel() * tensor.element_size() == nbytes
+    can_keep = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and 0 < nbytes <= LARGEST_BYTES
+    padded = -(-nbytes // 8) * 8  # a multiple of any element's size, so that it can be viewed as any type
+    if flat is not None and len(flat) != padded:
+        flat = None
+    if values is None or not can_keep or (flat is None and not is_whole):
+        storage._oomdoctor_values = None  # noqa: SLF001 - ours
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
+        if flat is None:
+            storage._oomdoctor_values = torch.zeros(padded, dtype=torch.uint8, device="cpu")  # noqa: SLF001 - ours
+        kept = host_values(tensor)
+        if kept is not None:
+            kept.copy_(values)
+
+
+def _copied(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Copy a tensor to the device, on it, or from it."""
+    source, is_new = args[0], operator.name() == "aten::_to_copy"
+    values = host_values(source)
+    if not is_new and args[1].is_cpu and values is not None:
+        return args[1].copy_(values)
+    result = run(operator, args, kwargs)
+    target = result if is_new else args[1]
+    if not target.is_cpu:
+        keep_values(target, None if source.dtype.is_floating_point else values)
+    return result
+
+
+def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator that computes, and on the host where all that it takes is known."""
+    written = [tensor for tensor in written_tensors(operator, args, kwargs) if not tensor.is_cpu]
+    overwrites = is_out(operator) or operator.name() in _FILLING
+    fresh = {id(tensor): _empty_on_host(tensor) for tensor in written} if overwrites else {}
+    given = with_tensors(operator, args), kwargs
+    is_known = kind_of(operator) is not Kind.UNKNOWN and _are_known((given[0], tuple(kwargs.values())), fresh)
+    result = run(operator, args, kwargs)
+    if not (written or is_known):
+        return result
+    values = run_on_host(operator, _hosts(given[0], fresh), _hosts(kwargs, fresh)) if is_known else None
+    for tensor in written:
+        keep_values(tensor, None if values is None else fresh.get(id(tensor), host_values(tensor)))
+    if values is not None and not written:
+        _keep_results(result, values)
+    return result
+
+
+def _empty_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode(mode=False):
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _keep_results(result: Any, values: Any) -> None:
+    for made, known in zip(tensors_in(result), tensors_in(values), strict=False):
+        if not made.is_cpu and made.shape == known.shape:
+            keep_values(made, known)
+
+
+def _are_known(value: Any, fresh: dict[int, torch.Tensor] | None = None) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(fresh and id(value) in fresh) or host_values(value) is not None
+    return all(_are_known(one, fresh) for one in value) if isinstance(value, list | tuple) else True
+
+
+def _hosts(value: Any, fresh: dict[int, torch.Tensor] | None = None) -> Any:
+    """Return arguments with the values of their tensors, and with what is written to in place of what was there."""
+    if isinstance(value, torch.Tensor):
+        return (fresh or {}).get(id(value), host_values(value))
+    if isinstance(value, dict):
+        return {name: _hosts(one, fresh) for name, one in value.items()}
+    return type(value)(_hosts(one, fresh) for one in value) if isinstance(value, list | tuple) else value
