@@ -225,7 +225,9 @@ class KnownValues:
 
     def _on_host(self, operator: Any, args: Any, options: dict[str, Any]) -> Any:
         """Run an operator on the values of its arguments; None where the host cannot."""
-        return run_on_host(operator, self._hosts(args), {name: self._hosts(value) for name, value in options.items()})
+        with self._torch.inference_mode(mode=False):  # a view made in it cannot be written outside
+            hosts = {name: self._hosts(value) for name, value in options.items()}
+            return run_on_host(operator, self._hosts(args), hosts)
 
     # --- where values come from --------------------------------------------------------------------------------------
 
