@@ -29,8 +29,9 @@ def checks(torch: Any, host: Callable[[Any], Any], assumed: Callable[[Any], str]
             return
         with torch.inference_mode(mode=False), torch.no_grad():
             values = _once(values)
-            counted = values if ignored is None else values[values != ignored]
-            lowest, highest = map(int, counted.aminmax()) if counted.numel() else (0, 0)
+            # Not `values[values != ignored]`, for which PyTorch wakes all its threads.
+            counted = values if ignored is None else values.masked_fill(values == ignored, 0)
+            lowest, highest = map(int, counted.aminmax())
         if lowest < 0 or highest >= limit:
             wrong = lowest if lowest < 0 else highest
             raise IndexError(

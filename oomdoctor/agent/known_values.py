@@ -176,7 +176,7 @@ class KnownValues:
         self._set.redispatch(self._device_keys, known, storage, offset, size, stride)
         with self._torch.inference_mode(mode=False):
             # A multiple of any element's size, so that it can be viewed as any type.
-            flat = self._torch.zeros(-(-storage.nbytes() // 8) * 8, dtype=self._torch.uint8)
+            flat = self._torch.empty(-(-storage.nbytes() // 8) * 8, dtype=self._torch.uint8)
             setattr(storage, VALUES, flat)
             self.host(known).copy_(values)
         return known

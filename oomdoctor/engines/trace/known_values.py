@@ -74,11 +74,14 @@ class KnownValues:
             self._checks[operator](args)
 
 
-def has_integers(value: Any) -> bool:
-    """Return whether a nest of arguments has a tensor of integers or booleans."""
-    if isinstance(value, torch.Tensor):
-        return not value.dtype.is_floating_point
-    return isinstance(value, list | tuple) and any(map(has_integers, value))
+def has_integers(args: Any) -> bool:
+    """Return whether arguments have a tensor of integers or booleans; of a list, the first tensor tells."""
+    for value in args:
+        if isinstance(value, list | tuple):
+            value = next((one for one in value if isinstance(one, torch.Tensor)), None)  # noqa: PLW2901 - looked into
+        if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
+            return True
+    return False
 
 
 def host_values(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -107,7 +110,7 @@ def keep_values(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
         return
     with torch.inference_mode(mode=False), torch.no_grad():
         if flat is None:
-            storage._oomdoctor_values = torch.zeros(padded, dtype=torch.uint8, device="cpu")  # noqa: SLF001 - ours
+            storage._oomdoctor_values = torch.empty(padded, dtype=torch.uint8, device="cpu")  # noqa: SLF001 - ours
         kept = host_values(tensor)
         if kept is not None:
             kept.copy_(values)
