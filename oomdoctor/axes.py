@@ -27,7 +27,7 @@ def read_sizes(sizes: Mapping[str, int] | Sequence[str], option: str = "at") -> 
         if re.fullmatch(r"\d{13,}", value.strip()):
             raise UsageError(f"`{option} {name}={value}` is larger than any size", hint="give a smaller one")
         if not re.fullmatch(r"\d{1,12}", value.strip()) or int(value) < 1:
-            hint = "write the name and the size, as in `sequence_length=512`"
+            hint = "give a size of 1 or more, such as 512"
             raise UsageError(f"`{option} {name}={value}` gives no whole number above 0", hint=hint)
         found[name] = int(value)
     return found
@@ -56,13 +56,16 @@ def _pairs(given: object, option: str, example: str) -> list[tuple[str, object]]
     """Return the names and what they are given.
 
     Raises:
-        UsageError: It is neither a mapping nor text, one or several.
+        UsageError: It is neither a mapping nor text, one or several; or a text has no `=`.
     """
     if isinstance(given, Mapping):
         return list(given.items())
     texts = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if any(not isinstance(text, str) for text in texts):
         raise UsageError(f"`{option}` is {given!r}", hint=f"give sizes by name, or text such as `{example}`")
+    for text in texts:
+        if "=" not in str(text):
+            raise UsageError(f"`{option} {text}` gives no size", hint=f"write the name and the size, as in `{example}`")
     return [(name, value) for name, _, value in (str(text).partition("=") for text in texts)]
 
 
@@ -104,7 +107,7 @@ def check_placeholder(name: str, texts: Sequence[str], given: str) -> None:
 
 
 def fill_sizes(
-    command: Sequence[str], literals: Sequence[str], sizes: Mapping[str, int], option: str
+    command: Sequence[str], literals: Sequence[str], sizes: Mapping[str, int]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Fill sizes in where a command, or the literals that are set in its files, have placeholders of their names.
 
@@ -112,13 +115,12 @@ def fill_sizes(
         command: The command's words.
         literals: Literals to set in its files, as text.
         sizes: Sizes by name.
-        option: The option that gave them, for the error.
 
     Raises:
         UsageError: There is no placeholder of a size's name.
     """
     for name in sizes:
-        check_placeholder(name, (*command, *literals), f"{option} {name}={sizes[name]}")
+        check_placeholder(name, (*command, *literals), f"{name}={sizes[name]}")
 
     def filled(text: str) -> str:
         for name, size in sizes.items():

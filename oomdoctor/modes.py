@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, get_args
 
 from oomdoctor.errors import UsageError
-from oomdoctor.option_values import one_of
+from oomdoctor.option_values import one_of, with_value
 from oomdoctor.results import EvaluationBetween, Generation
 from oomdoctor.results.variant import CacheKind, Mode
-from oomdoctor.units import whole_number
+from oomdoctor.units import LARGEST_MICRO_BATCH, positive_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,15 +52,14 @@ def build_generation(
     given = [name for name, value in {**tokens, "cache": cache}.items() if value is not None]
     if mode != "generate":
         if given:
-            hint = f"add `{spelled('mode')} generate`, or drop this"
-            raise UsageError(f"`{spelled(given[0])}` is for `{spelled('mode')} generate`", hint=hint)
+            hint = f"add `{with_value(spelled, 'mode', 'generate')}`, or drop this"
+            raise UsageError(f"`{spelled(given[0])}` is for `{with_value(spelled, 'mode', 'generate')}`", hint=hint)
         return None
     for name, value in tokens.items():
         if value is None:
-            hint = f"say how many tokens, as in `{spelled('prompt')} 512 {spelled('new_tokens')} 256`"
-            raise UsageError(f"`{spelled('mode')} generate` needs `{spelled(name)}`", hint=hint)
-        if whole_number(spelled(name), value) < 1:
-            raise UsageError(f"`{spelled(name)}` is {value}", hint="give a number of 1 or more")
+            hint = f"say how many tokens, as in `{with_value(spelled, name, 256)}`"
+            raise UsageError(f"`{with_value(spelled, 'mode', 'generate')}` needs `{spelled(name)}`", hint=hint)
+        positive_number(spelled(name), value)
     kind = one_of(spelled("cache"), "dynamic" if cache is None else cache, CACHES)
     return Generation(prompt or 1, new_tokens or 1, kind)
 
@@ -86,7 +85,7 @@ def generated_tokens(
     for name, size in given.items():
         if name not in TOKENS:
             hint = "they are `prompt` and `new_tokens`, since generating makes its own prompts; drop this one"
-            raise UsageError(f"`{name}` is no size of `{spelled('mode')} generate`", hint=hint)
+            raise UsageError(f"`{name}` is no size of `{with_value(spelled, 'mode', 'generate')}`", hint=hint)
         if found[name] is not None:
             raise UsageError(f"`{name}` is asked about twice", hint=f"drop `{spelled(name)}`, or the size")
         found[name] = size
@@ -119,6 +118,4 @@ def build_evaluation(
     if searched is not None:
         hint = f"drop it: an evaluation has the micro-batch of the training, at each {searched.name} that is tried"
         raise UsageError(f"`{option}` and `{spelled('largest')}` exclude each other", hint=hint)
-    if whole_number(option, eval_batch) < 1:
-        raise UsageError(f"`{option}` is {eval_batch}", hint="give a number of 1 or more")
-    return EvaluationBetween(eval_batch)
+    return EvaluationBetween(positive_number(option, eval_batch, LARGEST_MICRO_BATCH))

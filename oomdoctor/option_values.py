@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable
@@ -14,6 +15,12 @@ Word = TypeVar("Word", bound=str)
 
 Spelling = Callable[[str], str]
 """How the caller's user writes the name of a parameter, such as `--target-batch` for `target_batch`."""
+
+
+def with_value(spelled: Spelling, parameter: str, value: object) -> str:
+    """Return a parameter with a value as its user writes it: `--mode eval`, or `mode = "eval"` in a file."""
+    option = spelled(parameter)
+    return f"{option} {value}" if option.startswith("--") else f"{option} = {json.dumps(value)}"
 
 
 def path_text(target: object) -> str:

@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from oomdoctor.axes import check_size_name, fill_sizes, read_sizes
 from oomdoctor.errors import UsageError
 from oomdoctor.modes import MODES, build_evaluation, build_generation, check_mode, generated_tokens
-from oomdoctor.option_values import Spelling, device_text, one_of, path_text, seconds, size_in_bytes, text_or_none
+from oomdoctor.option_values import (
+    Spelling,
+    device_text,
+    one_of,
+    path_text,
+    seconds,
+    size_in_bytes,
+    text_or_none,
+    with_value,
+)
 from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
 from oomdoctor.results.variant import Parallel
-from oomdoctor.units import parse_fraction, whole_number
+from oomdoctor.units import LARGEST_MICRO_BATCH, parse_fraction, positive_number, whole_number
 
 if TYPE_CHECKING:
     import os
@@ -215,7 +224,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     literals = (literals,) if isinstance(literals, str) else literals
     command = _command(target)
     if command is not None and sizes:
-        command, literals, sizes = *fill_sizes(command, literals, sizes, spelled("at")), {}
+        command, literals, sizes = *fill_sizes(command, literals, sizes), {}
     if fastest and command is not None:
         hint = "put model, batch and step into a file; `oomdoctor init` writes one"
         raise UsageError(f"`{spelled('fastest')}` times the steps of a file, and a command is given", hint=hint)
@@ -245,6 +254,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     generation = build_generation(variant.mode, prompt, new_tokens, cache, spelled)
     evaluation = build_evaluation(with_eval, eval_batch, command, searched, spelled)
     own_sizes = () if searched is None else (searched.name,)
+    if searched is not None and target_batch is not None and mesh is None:
+        _check_searched(searched, target_batch, world_size or 1, spelled)
     return ProbeRequest(
         target=path_text(target) if command is None else command_line(command),
         command=command,
@@ -320,6 +331,11 @@ def as_option(parameter: str) -> str:
     return f"--{parameter.replace('_', '-')}"
 
 
+def as_key(parameter: str) -> str:
+    """Return a parameter's name in a configuration, such as `target-batch`."""
+    return parameter.replace("_", "-")
+
+
 def _command(target: object) -> tuple[str, ...] | None:
     if isinstance(target, list | tuple) and target and all(isinstance(word, str) for word in target):
         return tuple(target)
@@ -343,21 +359,28 @@ def build_searched(
     if largest is None:
         for name, value in others.items():
             if value is not None:
-                hint = f"add it, as in `{spelled('largest')} sequence_length`, or drop this"
+                hint = f"add it, as in `{with_value(spelled, 'largest', 'sequence_length')}`, or drop this"
                 raise UsageError(f"`{spelled(name)}` is for `{spelled('largest')}`, which is missing", hint=hint)
         return None
-    check_size_name(largest, spelled("largest"), f"{spelled('largest')} {largest}", {})
+    check_size_name(largest, spelled("largest"), with_value(spelled, "largest", largest), {})
     if micro_batch is None:
-        hint = f"say at which size, as in `{spelled('micro_batch')} 8`"
-        raise UsageError(f"`{spelled('largest')} {largest}` needs a micro-batch", hint=hint)
-    numbers = {name: None if value is None else whole_number(spelled(name), value) for name, value in others.items()}
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise UsageError(f"`{spelled(name)}` is {number}", hint="give a number of 1 or more")
-    unit, bound = numbers["multiple_of"] or 1, numbers["up_to"]
+        hint = f"say at which size, as in `{with_value(spelled, 'micro_batch', 8)}`"
+        raise UsageError(f"`{with_value(spelled, 'largest', largest)}` needs a micro-batch", hint=hint)
+    samples = positive_number(spelled("micro_batch"), micro_batch, LARGEST_MICRO_BATCH)
+    unit = 1 if multiple_of is None else positive_number(spelled("multiple_of"), multiple_of)
+    bound = None if up_to is None else positive_number(spelled("up_to"), up_to)
     if bound is not None and bound < unit:
         raise UsageError(f"no multiple of {unit} is at most {bound}", hint=f"raise `{spelled('up_to')}`")
-    return SearchedSize(largest, numbers["micro_batch"] or 1, unit, bound)
+    return SearchedSize(largest, samples, unit, bound)
+
+
+def _check_searched(searched: SearchedSize, target_batch: int, world_size: int, spelled: Spelling) -> None:
+    share = whole_number(spelled("target_batch"), target_batch) // max(1, world_size)
+    if 0 < share < searched.micro_batch:
+        raise UsageError(
+            f"`{spelled('micro_batch')}` is {searched.micro_batch}, and the target gives each device only {share}",
+            hint=f"give {share} or fewer, or a larger `{spelled('target_batch')}`",
+        )
 
 
 def read_override(text: str, option: str = "set", sizes: Sequence[str] = ()) -> LiteralOverride:

@@ -18,6 +18,10 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 TIB: Final = 1024**4
 
+LARGEST_NUMBER: Final = 10**12 - 1
+"""Largest number of samples, tokens or elements that can be asked about; no dimension of a tensor is near it."""
+LARGEST_MICRO_BATCH: Final = 1 << 20
+"""Largest micro-batch that is tried where no target batch bounds it; a batch of that size would hardly fit the host."""
 LARGEST_SIZE: Final = 1024**5  # 1 PiB; no device that a process can address is near it
 
 _UNITS: Final = {
@@ -53,6 +57,25 @@ def whole_number(name: str, value: object) -> int:
     except TypeError:
         pass
     raise UsageError(f"`{name}` is `{value!r}`, which is no whole number", hint="give an integer")
+
+
+def positive_number(name: str, value: object, most: int = LARGEST_NUMBER) -> int:
+    """Read a number of samples, tokens or elements that a program gave.
+
+    Args:
+        name: What it was given as, to be named in an error.
+        value: What was given.
+        most: The largest number that is tried.
+
+    Raises:
+        UsageError: It is no integer, below 1, or above the largest.
+    """
+    number = whole_number(name, value)
+    if number < 1:
+        raise UsageError(f"`{name}` is {number}", hint="give a number of 1 or more")
+    if number > most:
+        raise UsageError(f"`{name}` is {number}, and nothing above {most:,} is tried", hint="give a smaller number")
+    return number
 
 
 def parse_size(text: str, *, option: str | None = None) -> int:

@@ -19,10 +19,10 @@ from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
 from oomdoctor.modes import build_evaluation, build_generation, generated_tokens
-from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
+from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, as_key, build_request, read_override
 from oomdoctor.run.launcher import parse_ranks
-from oomdoctor.search.probe_search import LARGEST_PLAIN, share_of
-from oomdoctor.units import parse_fraction, parse_size
+from oomdoctor.search.probe_search import share_of
+from oomdoctor.units import LARGEST_MICRO_BATCH, parse_fraction, parse_size
 from oomdoctor.verification.run import VerifyRequest, build_verify_request
 
 if TYPE_CHECKING:
@@ -271,6 +271,7 @@ class _EntryReader:
             at=sizes if command is None else (),
             searched=searched,
             fastest=bool(values.fastest or values.min_samples_per_second),
+            spelled=as_key,
         )
         # A frontier's cells are asked about in this way, by the command line too.
         return request if searched is None else replace(request, profiles=False, guide=False)
@@ -282,7 +283,7 @@ class _EntryReader:
         command, literals = self.values.command, self.values.set or ()
         if command is not None:
             with self._placed("over" if self.values.over else "at"):
-                command, literals = fill_sizes(command, literals, sizes, "at")
+                command, literals = fill_sizes(command, literals, sizes)
         with self._placed("set"):
             for text in literals:
                 read_override(text, sizes=searched)
@@ -379,8 +380,8 @@ class _EntryReader:
         for key, size in (("micro-batch", values.micro_batch), ("min-micro-batch", values.min_micro_batch)):
             if size is not None and share is not None and size > share:
                 raise self.settled.refusal(key, f"is {size}, and `target-batch` gives each device only {share}")
-            if size is not None and share is None and size > LARGEST_PLAIN:
-                raise self.settled.refusal(key, f"is {size}, and no micro-batch above {LARGEST_PLAIN} is tried")
+            if size is not None and share is None and size > LARGEST_MICRO_BATCH:
+                raise self.settled.refusal(key, f"is {size}, and no micro-batch above {LARGEST_MICRO_BATCH} is tried")
         if values.max_memory is not None and values.micro_batch is None and values.min_micro_batch is None:
             raise self.settled.refusal(
                 "max-memory", "does not say at which size", "add `micro-batch = 8`, the size that you train with"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.axes import read_sizes
 from oomdoctor.errors import UsageError
-from oomdoctor.request import build_searched
+from oomdoctor.request import as_key, build_searched
 from oomdoctor.results import Axis, Bucket
+from oomdoctor.units import LARGEST_MICRO_BATCH, LARGEST_NUMBER, positive_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,7 @@ def searched_size(settled: SettledEntry, values: CheckEntry) -> SearchedSize | N
             micro_batch=None if values.largest is None else values.micro_batch,
             multiple_of=values.multiple_of,
             up_to=values.up_to,
-            spelled=lambda parameter: parameter.replace("_", "-"),
+            spelled=as_key,
         )
     except UsageError as error:
         raise settled.refusal(key, f"is wrong: {error.message}", error.hint) from None
@@ -98,6 +99,8 @@ def _read_file(settled: SettledEntry, path: Path) -> object:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise settled.refusal("bucket-file", f"names `{path}`, which cannot be read: {reason}", hint) from None
+    except UnicodeDecodeError:
+        raise settled.refusal("bucket-file", f"names `{path}`, which is no text", hint) from None
     except ValueError as error:
         raise settled.refusal("bucket-file", f"names `{path}`, which is no JSON: {error}", hint) from None
 
@@ -127,9 +130,11 @@ def _read_bucket(row: Mapping[object, object], option: str) -> Bucket:
     named = {"micro_batch" if name == "micro-batch" else str(name): value for name, value in row.items()}
     sizes: dict[str, int] = {}
     for name, value in named.items():
-        if type(value) is not int or not 0 < value < 10**12:
-            raise UsageError(f"`{option}` has `{name}` of {value!r}, no whole number above 0", hint=_BUCKETS)
-        sizes[name] = value
+        most = LARGEST_MICRO_BATCH if name == "micro_batch" else LARGEST_NUMBER
+        try:
+            sizes[name] = positive_number("micro-batch" if name == "micro_batch" else name, value, most)
+        except UsageError as error:
+            raise UsageError(f"in `{option}`, {error.message}", hint=_BUCKETS) from None
     samples = sizes.pop("micro_batch", None)
     if samples is None or not sizes:
         problem = "no micro-batch" if samples is None else "no size"

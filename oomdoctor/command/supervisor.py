@@ -130,6 +130,7 @@ class CommandSupervisor(TrialSource):
         self._count = 0
         self.observations = Observations()
         self.device: DeviceInfo | None = None
+        self._starts_anew = False
         self.versions: dict[str, str] = {}
         self.changes: tuple[AppliedChange, ...] = ()
         self.fork_reason: str | None = None
@@ -159,8 +160,11 @@ class CommandSupervisor(TrialSource):
             self._fork_from(ended, first, micro_steps)
         ended = self._grown(ended, micro_batch, micro_steps, self.capacity_bytes)
         classified = self._classified(ended, micro_batch, self.capacity_bytes)
+        self._starts_anew = classified.problem is not None  # what is searched may be too large for the script
         if classified.problem is not None:
-            raise classified.problem
+            if self._request.variant.searched is None:
+                raise classified.problem
+            self.notes.problem = TrialProblem.of(classified.problem)
         return classified.trial
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
@@ -170,6 +174,8 @@ class CommandSupervisor(TrialSource):
             TargetError: The command does not heed the size that is searched.
             KeyboardInterrupt: The stop was set.
         """
+        if self._starts_anew:
+            return self.first(micro_batch, micro_steps)
         ended = self._speculative.take((micro_batch, micro_steps, allowed_bytes))
         if ended is None:
             self._begin_speculative(micro_batch, micro_steps, allowed_bytes)

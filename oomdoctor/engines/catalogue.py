@@ -241,7 +241,7 @@ def _nearest_keys(spelling: str) -> list[str]:
     from difflib import get_close_matches  # noqa: PLC0415 - only a wrong name needs it
 
     keys = {alias: entry.card.key for entry in reversed(_entries()) for alias in _aliases(entry)}
-    close = get_close_matches(spelling[:100], list(keys), n=6, cutoff=0.65)
+    close = get_close_matches(spelling[:100], list(keys), n=6, cutoff=0.65 if len(spelling) > 2 else 0.5)  # noqa: PLR2004 - one letter of two
     return list(dict.fromkeys(keys[alias] for alias in close))[:3]
 
 

@@ -29,7 +29,6 @@ from oomdoctor.search.allocation_lines import largest_placeable
 from oomdoctor.search.bracket import FIRST_SIZE, revised
 from oomdoctor.search.growth import ANSWER_ITERATIONS
 from oomdoctor.search.probe_search import (
-    LARGEST_PLAIN,
     ProbeSearch,
     largest_searched,
     limit_notes,
@@ -38,6 +37,7 @@ from oomdoctor.search.probe_search import (
     tested_plan,
 )
 from oomdoctor.search.trial_source import TrialNotes, TrialSource
+from oomdoctor.units import LARGEST_MICRO_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -333,7 +333,7 @@ class Fitter:
         """Return the micro-steps of most trials, and the largest size that has so many; 0 for none."""
         if self._searched is not None:
             return self._micro_steps(1), largest_searched(self._searched)
-        return (1, LARGEST_PLAIN) if self._share is None else (2, self._share - 1)
+        return (1, LARGEST_MICRO_BATCH) if self._share is None else (2, self._share - 1)
 
     def _shared_of(self, card: Card) -> GroupCache:
         """Return the cache of the card's group, which is traced for its first card."""

@@ -22,11 +22,10 @@ from oomdoctor.report.plain_text import count
 from oomdoctor.request import ProbeRequest  # noqa: TC001
 from oomdoctor.results.document import PrescribeDocument
 from oomdoctor.results.prescribe import Patch, PrescribedCode, PrescribeResult
-from oomdoctor.search.probe_search import LARGEST_PLAIN
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.parallel import default_jobs
 from oomdoctor.trial.process import CancelToken
-from oomdoctor.units import MIB, format_size
+from oomdoctor.units import LARGEST_MICRO_BATCH, MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,9 +100,9 @@ class PrescribeRequest:
                 f"a micro-batch of {self.need} is needed, and the target batch is {self.probe.target_batch}",
                 hint="raise the target batch, above which no micro-batch is tried",
             )
-        if self.need is not None and self.probe.target_batch is None and self.need > LARGEST_PLAIN:
+        if self.need is not None and self.probe.target_batch is None and self.need > LARGEST_MICRO_BATCH:
             raise UsageError(
-                f"a micro-batch of {self.need} is needed, and none above {LARGEST_PLAIN} is tried",
+                f"a micro-batch of {self.need} is needed, and none above {LARGEST_MICRO_BATCH} is tried",
                 hint="ask for a smaller one",
             )
         if self.write is not None:

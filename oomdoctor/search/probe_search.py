@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError
 from oomdoctor.results import Accumulation, Outcome, Trial, UniformPlan
 from oomdoctor.search.bracket import FIRST_SIZE, SearchResult, find_maximum, find_recommended
-from oomdoctor.units import whole_number
+from oomdoctor.units import LARGEST_MICRO_BATCH, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _UNIFORM_STEPS = 1.25
 # A plan lists every micro-batch; beyond this many samples it would be longer than anybody can read or train.
 LARGEST_TARGET = 10_000_000
-LARGEST_PLAIN = 1 << 20
-"""Largest micro-batch that is tried where no target batch bounds it; a batch of that size would hardly fit the host."""
 
 
 def per_device_target(target_batch: int, world_size: int = 1) -> int:
@@ -141,7 +139,7 @@ def micro_steps(micro_batch: int, per_device_target: int | None) -> int:
 
 def largest_searched(searched: SearchedSize) -> int:
     """Return the most multiples of a searched size that are tried."""
-    return LARGEST_PLAIN if searched.up_to is None else searched.up_to // searched.multiple_of
+    return LARGEST_MICRO_BATCH if searched.up_to is None else searched.up_to // searched.multiple_of
 
 
 def limit_notes(trials: Iterable[Trial], limited_by: str, searched: SearchedSize) -> Iterator[str]:
@@ -182,7 +180,9 @@ class ProbeSearch:
         self._per_device_target = None if searched else per_device_target
         self._searched = searched
         self._steps = None if searched is None else micro_steps(searched.micro_batch, per_device_target)
-        self._largest = self._per_device_target or (LARGEST_PLAIN if searched is None else largest_searched(searched))
+        self._largest = self._per_device_target or (
+            LARGEST_MICRO_BATCH if searched is None else largest_searched(searched)
+        )
         self._warm_start = warm_start
         self._guessed: Guess | None = None
         self._low = 0
@@ -319,7 +319,10 @@ class ProbeSearch:
         except (KeyboardInterrupt, NoAnswerError) as end:
             self._add_proven(end)
             raise
-        if self._searched is not None and self._low and trial.outcome is Outcome.FAILED:
+        if self._searched is not None and micro_batch > 1 and trial.outcome is Outcome.FAILED:
+            smallest = None if self._low else self.run(1, trial.allowed_bytes, steps)
+            if smallest is not None and smallest.outcome is Outcome.FAILED:
+                return smallest
             trial = replace(trial, outcome=Outcome.LIMIT)  # what a model cannot do with a larger size is its limit
         is_plainer = steps < self.micro_steps(micro_batch)  # which proves nothing of the others
         if trial.outcome is Outcome.FITS and not is_plainer:
@@ -362,6 +365,8 @@ class ProbeSearch:
             self._add_proven(error)
             return error
         own = None if problem is None else problem.hint
+        if self._searched is not None and trial.micro_batch == 1 < self._searched.multiple_of:
+            hint = f"only multiples of {self._searched.multiple_of} are tried: try those of a smaller number"
         return TargetError(
             f"{named or self._named(trial.micro_batch)} fails{contrast}: {trial.error}",
             details=None if problem is None else problem.details,

@@ -192,9 +192,15 @@ def describe(target: Target) -> dict[str, str]:
     return {entry.role: str(entry) for entry in target.found} | dict(target.choices)
 
 
-def step_failure(target: Target, error: BaseException) -> TargetError:
-    """Return the error to raise in place of one that forward, backward or the optimizer's step ended with."""
-    return failure(error, "the training step", target.own_roots, hint=step_hint(target, error))
+def step_failure(target: Target, error: BaseException, part: str = "the training step") -> TargetError:
+    """Return the error to raise in place of one that forward, backward or the optimizer's step ended with.
+
+    Args:
+        target: The user's file.
+        error: What was raised.
+        part: What called the code that raised it.
+    """
+    return failure(error, part, target.own_roots, hint=step_hint(target, error))
 
 
 def step_hint(target: Target, error: BaseException) -> str | None:

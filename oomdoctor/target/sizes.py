@@ -84,7 +84,7 @@ def _check_taken(target: Target, name: str) -> None:
         return
     found = ", ".join(f"`{key}`" for key in sizes) or "none besides the batch size"
     hint = f"give it a keyword: `def make_batch(batch_size, *, {name}=...)`; it takes {found}"
-    if near := difflib.get_close_matches(name, sizes, 1):
+    if near := difflib.get_close_matches(name, sizes, 1) or [size for size in sizes if size.startswith(name)]:
         hint = f"did you mean `{near[0]}`? It takes {found}"
     if model_takes(target, name):
         hint = f"a size of the model alone goes with the target: `{target.reference.with_keywords(f'{name}=...')}`"

@@ -264,9 +264,23 @@ def _train_to_end(setup: TrialSetup, training: _Training, question: RunTrial) ->
 def _classified(setup: TrialSetup, error: BaseException, evidence: Evidence) -> _TrialEnd:
     outcome = classify(error, evidence).outcome
     if outcome is Outcome.FAILED:
-        problem = step_failure(setup.target, error)
+        problem = step_failure(setup.target, error, _part_that_raised(error))
         return _TrialEnd(outcome, problem.message, problem)
     return _TrialEnd(outcome, str(error).strip())
+
+
+_PARTS: Final = {
+    checked_batch.__code__: "`make_batch`",
+    Evaluation.run.__code__: "the evaluation",
+    GenerationLoop.prefill.__code__: "the prefill",
+    GenerationLoop.decode.__code__: "the decoding",
+}
+
+
+def _part_that_raised(error: BaseException) -> str:
+    """Return which part of a trial called the user's code that raised."""
+    running = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((_PARTS[code] for code in reversed(running) if code in _PARTS), "the training step")
 
 
 def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:

@@ -198,10 +198,11 @@ def test_generating_and_evaluating_between_steps_reach_the_probe() -> None:
 @pytest.mark.parametrize(
     ("lines", "key", "problem"),
     [
-        ('mode = "generate"\n', "mode", "`mode generate` needs `prompt`"),
+        ('mode = "generate"\n', "mode", '`mode = "generate"` needs `prompt`'),
+        ('mode = "generate"\nprompt = 8\n', "mode", '`mode = "generate"` needs `new-tokens`'),
         ('mode = "generate"\nprompt = 8\nnew-tokens = 0\n', "mode", "`new-tokens` is 0"),
         ('mode = "generate"\nprompt = 8\nnew-tokens = 1\nat = { length = 8 }\n', "mode", "`length` is no size"),
-        ("prompt = 8\n", "mode", "`prompt` is for `mode generate`"),
+        ("prompt = 8\n", "mode", '`prompt` is for `mode = "generate"`'),
         ("eval-batch = 8\n", "with-eval", "`eval-batch` is for `with-eval`, which is missing"),
         ("with-eval = true\neval-batch = 0\n", "with-eval", "`eval-batch` is 0"),
         ('mode = "eval"\nwith-eval = true\n', "with-eval", "is for training, and `mode` asks for `eval`"),
@@ -234,8 +235,8 @@ def test_sizes_are_filled_in_where_a_command_has_them() -> None:
     [
         (
             'largest = "side"',
-            "`largest` of `pretrain` in `oomdoctor.toml` is wrong: `largest side` needs a micro-batch",
-            "as in `micro-batch 8`",
+            '`largest` of `pretrain` in `oomdoctor.toml` is wrong: `largest = "side"` needs a micro-batch',
+            "as in `micro-batch = 8`",
         ),
         (
             'largest = "side"\nmicro-batch = 8\nbaseline = true',
@@ -262,8 +263,18 @@ def test_sizes_are_filled_in_where_a_command_has_them() -> None:
         ),
         (
             "buckets = [{ side = 8, micro-batch = 0 }]",
-            "`buckets` of `pretrain` in `oomdoctor.toml` is wrong: `buckets` has `micro_batch` of 0",
+            "`buckets` of `pretrain` in `oomdoctor.toml` is wrong: in `buckets`, `micro-batch` is 0",
             "micro-batch = 32 }`",
+        ),
+        (
+            "buckets = [{ side = 8, micro-batch = 1048577 }]",
+            "`buckets` of `pretrain` in `oomdoctor.toml` is wrong: in `buckets`, `micro-batch` is 1048577, and nothing above 1,048,576 is tried",
+            "micro-batch = 32 }`",
+        ),
+        (
+            'largest = "side"\nmicro-batch = 9\ntarget-batch = 8',
+            "`micro-batch` of `pretrain` in `oomdoctor.toml` is 9, and `target-batch` gives each device only 8",
+            "",
         ),
         (
             "buckets = [{ side = 8, micro-batch = 1 }, { side = 8, micro-batch = 2 }]",
@@ -308,7 +319,7 @@ def test_sizes_are_filled_in_where_a_command_has_them() -> None:
         (
             "at = { side = 0 }",
             "`at` of `pretrain` in `oomdoctor.toml` is wrong: `at side=0` gives no whole number above 0",
-            "as in `sequence_length=512`",
+            "give a size of 1 or more",
         ),
         ("at = { side = 'a' }", '`check.pretrain.at.side` in `oomdoctor.toml` is `"a"`, not an integer', "= 512 }"),
         (

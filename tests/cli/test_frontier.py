@@ -15,6 +15,7 @@ from oomdoctor.errors import UsageError
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
 
+HUGE = str(2**63)
 CARD = ("--gpu", "rtx-4090", "--capacity", "64MiB")
 QUADRATIC = """\
 import torch
@@ -97,6 +98,81 @@ def test_the_limit_of_the_model_itself_ends_the_search(tmp_path: Path, oomdoctor
     assert "a limit that is not memory" in ended.stdout
 
 
+@pytest.mark.parametrize("engine", ["null", "trace"])
+@pytest.mark.parametrize(("multiple", "largest"), [(200, 400), (500, 500)])
+def test_the_first_size_tried_may_be_too_long(
+    tmp_path: Path, oomdoctor_here: Run, engine: str, multiple: int, largest: int
+) -> None:
+    """Where four multiples are too long for the model, one is tried before the probe gives up."""
+    (tmp_path / "model.py").write_text(QUADRATIC)
+    question = (
+        "--largest",
+        "length",
+        "--micro-batch",
+        "4",
+        "--multiple-of",
+        str(multiple),
+        "--engine",
+        engine,
+        "--json",
+    )
+    (cell,) = json.loads(oomdoctor_here("probe", "model.py", "--gpu", "rtx-4090", *question).stdout)["result"]["cells"]
+
+    assert (cell["maximum"], cell["limited_by"]) == (largest, "limit")
+
+
+def test_the_smallest_multiple_is_named_where_it_is_too_long(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A multiple that the model itself refuses is told as the one that fails, with what to do."""
+    (tmp_path / "model.py").write_text(QUADRATIC)
+    question = ("--largest", "length", "--micro-batch", "4", "--multiple-of", "501")
+    ended = oomdoctor_here("probe", "model.py", "--gpu", "rtx-4090", *question)
+
+    assert ended.returncode == 2
+    assert "length 501 fails: the training step raised `ValueError: a length above 500`" in ended.stderr
+    assert "only multiples of 501 are tried" in ended.stderr
+
+
+PARTS = """\
+import torch
+
+
+def build_model():
+    return torch.nn.Linear(8, 8)
+
+
+def make_batch(batch_size, *, length=1):
+    if length > 40:
+        raise ValueError("no more data")
+    return torch.zeros(batch_size, length, 8)
+
+
+def training_step(model, batch):
+    return model(batch).mean()
+
+
+def evaluation_step(model, batch):
+    if batch.shape[1] > 20:
+        raise ValueError("no evaluation of that")
+    return model(batch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("train", "41: `make_batch` raised `ValueError: no more data`"),
+        ("eval", "21: the evaluation raised `ValueError: no evaluation of that`"),
+    ],
+)
+def test_the_part_that_raised_is_named(tmp_path: Path, oomdoctor_here: Run, mode: str, told: str) -> None:
+    """A batch that cannot be made and an evaluation that raises are not called the training step."""
+    (tmp_path / "model.py").write_text(PARTS)
+    ended = oomdoctor_here("probe", "model.py", *CARD, "--largest", "length", "--micro-batch", "1", "--mode", mode)
+
+    assert ended.returncode == 0
+    assert told in ended.stdout
+
+
 MODEL_WITH_LENGTH = """\
 import torch
 
@@ -166,11 +242,23 @@ def test_a_smaller_size_that_needs_more_is_told(tmp_path: Path, oomdoctor_here: 
     ("arguments", "error"),
     [
         (("--over", "length=1,2", "--at", "length=3"), "`length` is asked about twice"),
-        (("--over", "length"), "`--over length=` gives no whole number above 0"),
+        (("--over", "length"), "`--over length` gives no size"),
         (("--over", "length=4,4"), "`--over` gives `length=4` twice"),
         (("--largest", "length"), "`--largest length` needs a micro-batch"),
         (("--micro-batch", "8"), "`--micro-batch` is for `--largest`, which is missing"),
         (("--largest", "length", "--micro-batch", "0"), "`--micro-batch` is 0"),
+        (
+            ("--largest", "length", "--micro-batch", "1048577"),
+            "`--micro-batch` is 1048577, and nothing above 1,048,576",
+        ),
+        (("--largest", "length", "--micro-batch", HUGE), f"`--micro-batch` is {HUGE}, and nothing above 1,048,576"),
+        (("--largest", "length", "--micro-batch", "1", "--multiple-of", HUGE), f"`--multiple-of` is {HUGE}"),
+        (("--largest", "length", "--micro-batch", "1", "--up-to", HUGE), f"`--up-to` is {HUGE}"),
+        (("--with-eval", "--eval-batch", HUGE), f"`--eval-batch` is {HUGE}"),
+        (("--mode", "generate", "--prompt", HUGE, "--new-tokens", "1"), f"`--prompt` is {HUGE}"),
+        (("--mode", "generate", "--prompt", "1", "--new-tokens", HUGE), f"`--new-tokens` is {HUGE}"),
+        (("--largest", "length", "--micro-batch", "3", "--target-batch", "2"), "the target gives each device only 2"),
+        (("--largest", "len", "--micro-batch", "3"), "did you mean `length`?"),
         (("--largest", "length", "--micro-batch", "8", "--multiple-of", "9", "--up-to", "8"), "no multiple of 9"),
         (("--over", "length=" + ",".join(map(str, range(1, 300)))), "299 cells are asked about"),
         (("--over", "length=8", "--dry-run"), "`--dry-run` tries one question"),

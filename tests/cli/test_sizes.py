@@ -74,8 +74,8 @@ def test_the_model_has_the_size_too_where_it_takes_it(model: Path, oomdoctor_her
     [
         (("--at", "tokens=8"), "`make_batch` takes no `tokens`", "it takes `length`, `hidden`, `kind`"),
         (("--at", "kind=8"), "`kind` changes no tensor", "leave the size out"),
-        (("--at", "length"), "`--at length=` gives no whole number above 0", "`sequence_length=512`"),
-        (("--at", "length=0"), "`--at length=0` gives no whole number above 0", "`sequence_length=512`"),
+        (("--at", "length"), "`--at length` gives no size", "`sequence_length=512`"),
+        (("--at", "length=0"), "`--at length=0` gives no whole number above 0", "give a size of 1 or more"),
         (("--at", "length=9223372036854775808"), "is larger than any size", "give a smaller one"),
         (("--at", "1st=2"), "`--at 1st=2` names no size", "`sequence_length=512`"),
         (("--at", "micro_batch=2"), "is not for `--at`", "the micro-batch is what is searched"),

@@ -70,6 +70,15 @@ def test_the_command_itself_ends_the_search(run: Run) -> None:
     assert "12288 positions" in "".join(limited["notes"])
 
 
+def test_the_first_length_of_a_command_may_be_too_long(run: Run) -> None:
+    """Where the script raises at four multiples, one is tried before the probe gives up."""
+    largest = ("--largest", "length", "--micro-batch", "1", "--multiple-of", "5000", "--json", "-q")
+    (limited,) = _cells(run("probe", *_CARD, *largest, "--", *_COMMAND))
+    assert (limited["maximum"], limited["limited_by"]) == (10000, "limit")
+    refused = run("probe", *_CARD, *largest[:4], "--multiple-of", "10241", "-q", "--", *_COMMAND)
+    assert (refused.returncode, "length 10241 fails" in refused.stderr) == (2, True)
+
+
 def test_a_literal_is_searched_and_varied(run: Run) -> None:
     """A size that is a literal of the script is set in each trial, searched up to a bound or given."""
     unheeded = (*_COMMAND[:3], "1", "--literal")
