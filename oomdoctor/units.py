@@ -97,6 +97,8 @@ def parse_size(text: str, *, option: str | None = None) -> int:
         raise _refusal(text, option, "is not a size", _SIZE_HINT)
     if match["sign"] == "-":
         raise _refusal(text, option, "is negative", _SIZE_HINT)
+    if Fraction(match["number"]) == 0:
+        raise _refusal(text, option, "is less than one byte", _SIZE_HINT)
     if not match["unit"]:
         raise _refusal(
             text, option, "has no unit", f"did you mean {_quote(_with_likely_unit(match['number']), option)}?"

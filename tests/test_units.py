@@ -81,6 +81,7 @@ def test_a_size_is_read_to_the_byte(text: str, expected: int) -> None:
         ("-24GiB", "`-24GiB` is negative", "write a number and a unit"),
         ("-0GiB", "`-0GiB` is negative", "write a number and a unit"),
         ("0GiB", "`0GiB` is less than one byte", "write a number and a unit"),
+        ("0", "`0` is less than one byte", "write a number and a unit"),
         ("0.4B", "`0.4B` is less than one byte", "write a number and a unit"),
         ("1e-999GiB", "`1e-999GiB` is less than one byte", "write a number and a unit"),
         ("24 gigs", "`24 gigs` has the unknown unit `gigs`", "write a number and a unit"),

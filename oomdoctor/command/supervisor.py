@@ -15,7 +15,7 @@ from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, one_step_error, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
 from oomdoctor.command.remedies import applied_changes, remedy_settings
-from oomdoctor.command.template import accumulates, edits_of, fill_command
+from oomdoctor.command.template import accumulates, edits_of, explained, fill_command
 from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.engines.allocator.settings import rules_of, settings_from_environment
@@ -163,7 +163,7 @@ class CommandSupervisor(TrialSource):
         self._starts_anew = classified.problem is not None  # what is searched may be too large for the script
         if classified.problem is not None:
             if self._request.variant.searched is None:
-                raise classified.problem
+                raise explained(classified.problem, self._request.command or ())
             self.notes.problem = TrialProblem.of(classified.problem)
         return classified.trial
 

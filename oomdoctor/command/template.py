@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.errors import UsageError
+from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.request import ACCUMULATION, MICRO_BATCH, command_line
 from oomdoctor.target.literals import batch_size_literals, batch_size_variables, set_options
 
@@ -169,6 +169,14 @@ def near_misses(command: Sequence[str]) -> dict[str, str]:
     """Words in braces that are no placeholder and nearly one, each with the one that it is near to."""
     near = {name: difflib.get_close_matches(name, PLACEHOLDERS, 1, cutoff=_NEAR) for name in _words_in_braces(command)}
     return {name: found[0] for name, found in near.items() if found}
+
+
+def explained(problem: OomdoctorError, command: Sequence[str]) -> OomdoctorError:
+    """Return what a command's first trial failed with, with a hint at words in braces that nothing fills in."""
+    words = [word for word in _words_in_braces(command) if word in f"{problem.message}{problem.details}"]
+    if words and problem.hint is None:
+        problem.hint = f"nothing fills `{words[0]}`: add `--at {words[0][1:-1]}=SIZE`, or write the value itself"
+    return problem
 
 
 def _words_in_braces(command: Sequence[str]) -> list[str]:

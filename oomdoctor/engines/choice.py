@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from oomdoctor.engines.catalogue import check_reserve, emulated_environment, find_card, generic_card
 from oomdoctor.engines.cudnn_library import cudnn_variables
@@ -185,8 +185,9 @@ def card_of(gpu: str | None, memory_bytes: int | None, card_bytes: int | None, b
         base: Environment, which says how kernels are loaded: that decides the context.
 
     Raises:
-        UsageError: The card is unknown, or its CUDA context leaves nothing of its memory.
+        UsageError: The card is unknown, its CUDA context leaves nothing of its memory, or it never has so much.
     """
+    _check_memory(gpu, memory_bytes or card_bytes or 0)
     if card_bytes is None and memory_bytes is not None:
         if gpu is None:
             return generic_card(memory_bytes)
@@ -205,6 +206,19 @@ def card_of(gpu: str | None, memory_bytes: int | None, card_bytes: int | None, b
         source = f"that of `{_CONTEXT_OF}`: {card.context_source}"
         card = replace(generic_card(0), context_bytes=card.context_bytes, context_source=source)
     return replace(card, total_bytes=card_bytes, total_source="as `--memory` says")
+
+
+_MOST_TIMES: Final = 4
+"""Memory of a card beyond which a size is a mistake; cards with twice the memory of their kind are sold."""
+
+
+def _check_memory(gpu: str | None, asked_bytes: int) -> None:
+    card = None if gpu is None else find_card(gpu)
+    if card is not None and asked_bytes > _MOST_TIMES * card.total_bytes:
+        raise UsageError(
+            f"a {card.name} has {format_size(card.total_bytes)}, and {format_size(asked_bytes)} is asked about",
+            hint="name the card that has so much, or give the memory without a card",
+        )
 
 
 def _null_reason(*, engine: str, gpu: str | None, card: Card) -> Reason:

@@ -81,6 +81,12 @@ _TRIED = [
     Case("no Python at all", ("sh", "-c", "echo 'all is well'", "{micro_batch}"), "imported torch", "PyTorch"),
     Case("no torch", (PYTHON, "numpy_only.py", *BATCH), "no Python of the command imported torch", "PyTorch"),
     Case("a syntax error", (PYTHON, "-c", "def x(:", "{micro_batch}"), "SyntaxError: invalid syntax"),
+    Case(
+        "a word in braces",
+        (PYTHON, "-c", "import sys, torch; int(sys.argv[2])", "{micro_batch}", "{len}"),
+        "{len}",
+        "--at len=SIZE",
+    ),
     Case("much output", (PYTHON, "-c", _PRINTS, "{micro_batch}"), "exit code 7 before its first optimizer step"),
     Case("a crash", ("sh", "-c", "kill -SEGV $$", "{micro_batch}"), "signal 11 before its first optimizer step"),
     Case(

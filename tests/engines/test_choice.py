@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.errors import NoAnswerError, UsageError
 from oomdoctor.units import GIB
@@ -69,6 +70,15 @@ def test_a_card_without_room_for_its_context_is_refused() -> None:
     with pytest.raises(UsageError, match="the CUDA context takes") as caught:
         _choose(card_bytes=100 << 20)
     assert "--capacity" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("option", ["card_bytes", "memory_bytes"])
+def test_memory_that_a_named_card_never_has_is_refused(option: str) -> None:
+    """A card with four times its memory may be one that was rebuilt; more is a mistake."""
+    total = find_card("t4").total_bytes
+    assert _choose(gpu="t4", **{option: 4 * total}).card.total_bytes >= 4 * total
+    with pytest.raises(UsageError, match=r"a Tesla T4 has 14\.74 GiB, and 200\.00 GiB is asked about"):
+        _choose(gpu="t4", **{option: 200 * GIB})
 
 
 def test_without_a_gpu_and_without_a_card_there_is_no_answer() -> None:
