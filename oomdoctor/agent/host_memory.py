@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import imports
+from .control_groups import bytes_left_by_limits, text_of
 from .guard import guarded
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ class HostMemoryError(RuntimeError):
     """A rank would keep more on the host than it has free; the text says what to do after its semicolon."""
 
 
-def free_host_bytes() -> int | None:
-    """Return the host's free memory; None where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes longer to import
-            return next((int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")), None)
-    except (OSError, ValueError, IndexError):
-        return None
+def free_host_bytes(root: str = "") -> int | None:
+    """Return the host's free memory, or what a container's limit leaves of it; None where the system does not say.
+
+    Args:
+        root: Where `/proc` and `/sys` lie.
+    """
+    lines = (line.split() for line in text_of(f"{root}/proc/meminfo").splitlines())
+    available = next((int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:"), None)
+    return min((free for free in (available, bytes_left_by_limits(root)) if free is not None), default=None)
 
 
 def watch() -> None:

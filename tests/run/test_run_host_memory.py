@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from oomdoctor.agent.host_memory import free_host_bytes
 from oomdoctor.run.process import ExitStatus, HostMemory, explain_kill, read_host_memory
 
 KILLED = ExitStatus(1, None, 9)
@@ -52,6 +53,35 @@ def test_version_1_is_read(tmp_path: Path) -> None:
     root = tree(tmp_path, files)
 
     assert read_host_memory(root) == HostMemory(7, None, None, None, 1048576)
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 20 * GIB),
+        ({"job.slice/memory.current": f"{5 * GIB}\n"}, 3 * GIB),
+        (
+            {
+                "job.slice/memory.current": f"{5 * GIB}\n",
+                "job.slice/memory.stat": f"anon 1\ninactive_file {2 * GIB}\n",
+                "job.slice/step/memory.current": f"{15 * GIB}\n",
+            },
+            GIB,
+        ),
+        ({"job.slice/memory.current": f"{9 * GIB}\n"}, 0),
+    ],
+    ids=["no limit", "one level", "the tightest", "above the limit"],
+)
+def test_free_memory_is_what_the_tightest_limit_leaves(tmp_path: Path, files: dict[str, str], free: int) -> None:
+    """A limit counts where it leaves less than the host has; the cache of files counts as free."""
+    root = version_2(tmp_path, 0)
+    tree(root, {"proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {20 * (1 << 20)} kB\n"})
+    tree(root, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+
+    assert free_host_bytes(str(root)) == free
 
 
 @pytest.mark.parametrize("cgroup", ["", "nonsense\n", "0::/../../outside\n", "0::/missing\n", "a:b\n\x00:::\n"])
