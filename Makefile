@@ -123,6 +123,10 @@ torchtitan: $(INSTALLED) $(OLDEST)/.installed  ## Compare ranks with what torcht
 	$(OLDEST)/bin/python $(PIP) --no-deps --target build/torchtitan 'torchao==0.7.0'
 	PYTHONPATH=build/torchtitan $(OLDEST)/bin/python tests/bench/torchtitan_rows.py $(CHECKOUT)
 
+.PHONY: nanogpt-records
+nanogpt-records: $(INSTALLED)  ## Compare ranks with what modded-nanogpt's records needed: make nanogpt-records CHECKOUT=folder (commit f411b3d3)
+	$(BIN)/python tests/bench/nanogpt_records.py $(CHECKOUT)
+
 .PHONY: peers
 peers: $(INSTALLED)  ## Compare oomdoctor with other tools that find a batch size, and write it to tests/bench/results
 	$(BIN)/python $(PIP) --no-deps --target build/peers toma torch-max-mem batch-probe batch-finder

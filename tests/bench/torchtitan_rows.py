@@ -3,7 +3,7 @@
 Rows are of `benchmarks/llama3_h100_202412_torchtitan.md` of https://github.com/pytorch/torchtitan, whose memory is the
 most that was reserved; the trainer is that of its commit 9dec370, which whoever runs this checks out. Float8 needs
 torchao, of its time `torchao==0.7.0`. The published runs were of PyTorch of 2024-12-23, between 2.6 and 2.7;
-others keep other tensors for the backward, so that rows are kept of each PyTorch that runs them.
+what others reserve may differ, so that rows are kept of each PyTorch that runs them.
 
 Usage: python tests/bench/torchtitan_rows.py CHECKOUT [ROWS]
 """
