@@ -148,6 +148,8 @@ class Bracket:
             self.failed = trial
         if self._predicted is not None and not self.low <= self._predicted < self.high:
             self._replay_misses += 1
+        elif self._predicted is None and trial.outcome is Outcome.FITS:
+            self._replay_misses = 0  # another trial to go by, nearer to what is sought
 
     def next_size(self) -> int:
         """Choose the size to run: the wanted one, as near as bisection can still end in time from."""
@@ -195,7 +197,9 @@ class Bracket:
     def _predict_max(self) -> int | None:
         if self.predict_max is None or not self.fits or self._replay_misses >= _REPLAY_MISSES:
             return None
-        return self.predict_max(self.low, self.high)
+        found = self.predict_max(self.low, self.high)
+        # One that takes back no more than the size that has just failed knows nothing of what failed.
+        return None if self._replay_misses and found == self.high - 1 else found
 
     def _wants_another_fit(self) -> bool:
         """Return whether two sizes that do the same may yet be found, on which a replay can rest."""

@@ -96,3 +96,19 @@ def test_whatever_is_guessed_the_maximum_is_exact(threshold: int, seed: int) -> 
 
     assert_proven(result, oracle, 4096, foresight=6 + 2 * _GUESSES)
     assert result.maximum == threshold
+
+
+@pytest.mark.parametrize("maximum", [10752, 6144, 20000, 33333])
+def test_a_replay_that_was_wrong_is_asked_again_after_a_nearer_fit(maximum: int) -> None:
+    """Memory that bends above a size is foretold wrong from below it, and right once a trial above it has fitted."""
+    bend = 4096
+    oracle = Oracle(lambda size: size * MIB + max(0, size - bend) * MIB, capacity=(2 * maximum - bend) * MIB)
+
+    def predict_max(low: int, high: int) -> int | None:
+        known = maximum if low > bend else 2 * maximum - bend
+        return min(max(known, low), high - 1)
+
+    result = oracle.find(50_000, predict_max=predict_max)
+
+    assert result.maximum == maximum
+    assert len(oracle.asked) <= 10
