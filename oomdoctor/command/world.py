@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,14 +9,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.agent.host_memory import free_host_bytes
-from oomdoctor.agent.shard_sizes import file_of
 from oomdoctor.command.lone_rank import mesh_of, steps_of
 from oomdoctor.command.probe import engine_for_command, probe_command
 from oomdoctor.command.supervisor import CommandSupervisor
 from oomdoctor.command.trial import SocketDirectory
 from oomdoctor.errors import UsageError
 from oomdoctor.results import EnvironmentVariable, LoneRank, Outcome, PhaseName, RankResult, Reason
-from oomdoctor.run.launcher import DISTINCT, parse_ranks
+from oomdoctor.run.launcher import parse_ranks, ranks_left
 from oomdoctor.search.probe_search import share_of
 from oomdoctor.trial.parallel import NamedProgress, default_jobs, run_all
 from oomdoctor.trial.process import CancelToken
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from oomdoctor.trial.answer import ProbeRun
 
 
-_MOST_SIZES: Final = 8
-"""Sizes of shards of which a rank each is asked about: those that are largest."""
 _BYTES_OF_A_RANK: Final = 2 << 30
 """Host memory that a rank of a large model is taken to need: its processes have no data, and hold what torch does."""
 
@@ -122,7 +118,7 @@ def probe_ranks(
         first = ask(ranks[0], 0, progress, stop)
         others = partial(ask, known=first.run.result.micro_batch.maximum)
         probed = [first]
-        while left := _unasked(request, ranks, probed, str(objects.path)):
+        while left := ranks_left(request.ranks, ranks, [each.rank for each in probed], str(objects.path)):
             probed += _side_by_side(others, left, progress, stop)
         probed.sort(key=lambda each: each.rank)
         limiting = min(probed, key=lambda each: each.order)
@@ -139,16 +135,6 @@ def probe_ranks(
         warnings=(*answer.warnings, *_others_warnings(probed, limiting)),
     )
     return replace(limiting.run, result=result)
-
-
-def _unasked(request: ProbeRequest, ranks: Sequence[int], probed: Sequence[_Probed], objects: str) -> list[int]:
-    """Return the ranks still to ask about: those that are named, and of each shard size one that those before found."""
-    asked, found = {each.rank for each in probed}, set(ranks)
-    if request.ranks is None or DISTINCT in request.ranks:
-        for rank in asked:
-            path = file_of(objects, rank)
-            found |= set(json.loads(path.read_text("utf-8"))[:_MOST_SIZES]) if path.exists() else set()
-    return sorted(found - asked)
 
 
 def _side_by_side(

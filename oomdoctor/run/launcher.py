@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.shard_sizes import file_of
 from oomdoctor.errors import UsageError
 from oomdoctor.run.environment import find_interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from oomdoctor.results import LoneRank
 
@@ -353,3 +354,31 @@ def parse_ranks(
             f"a world of {world_size} has no rank {outside[0]}", hint=f"its ranks are 0 to {world_size - 1}"
         )
     return tuple(sorted(found))
+
+
+_MOST_SIZES: Final = 8
+"""Ranks of other sizes that a rank's findings add; those with the largest parts come first."""
+
+
+def ranks_left(text: str | None, named: Iterable[int], done: Collection[int], folder: str) -> list[int]:
+    """Return the ranks still to run: those that are named, and of each shard size one that those before found.
+
+    Args:
+        text: What the user named; None for `all-distinct`.
+        named: The ranks of that.
+        done: Ranks that ran.
+        folder: Where ranks leave what they find; the user's code could write there too.
+    """
+    found = set(named)
+    if text is None or DISTINCT in text:
+        for rank in done:
+            found |= {other for other in _read_ranks(file_of(folder, rank)) if isinstance(other, int) and other >= 0}
+    return sorted(found - set(done))
+
+
+def _read_ranks(path: Path) -> list[object]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return told[:_MOST_SIZES] if isinstance(told, list) else []

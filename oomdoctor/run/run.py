@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.errors import UsageError
 from oomdoctor.run.environment import CommandDevice, make_environment
-from oomdoctor.run.launcher import launch_alone, parse_ranks
+from oomdoctor.run.launcher import launch_alone, parse_ranks, ranks_left
 from oomdoctor.run.process import KillNotice, explain_kill, read_host_memory, run_process
 
 if TYPE_CHECKING:
@@ -199,7 +199,9 @@ def _run_ranks(request: RunRequest, environment: Mapping[str, str]) -> tuple[Exi
         raise UsageError("ranks run alone on the null GPU only", hint="name the card with `--gpu`, such as `h100-sxm`")
     done: list[RankPeaks] = []
     own = {"OOMDOCTOR_LONE_OBJECTS": str(request.objects), "OOMDOCTOR_LONE_PARENT": str(os.getpid())}
-    for rank in parse_ranks(request.ranks, request.world_size, "--rank"):
+    ranks = parse_ranks(request.ranks, request.world_size, "--rank")
+    while left := ranks_left(request.ranks, ranks, [each.rank for each in done], str(request.objects)):
+        rank = left[0]
         variables = launch.variables(rank, request.world_size) | own
         ending = run_process(launch.command(int(variables["LOCAL_RANK"])), {**environment, **variables})
         done.append(_peaks_of(rank, request.objects))

@@ -268,6 +268,19 @@ def test_a_rank_in_the_middle_limits(directory: Path) -> None:
     assert middle > last > first
 
 
+def test_a_run_has_a_rank_of_each_size_of_shards(directory: Path) -> None:
+    """`all-distinct` stands in `oomdoctor run` for what it stands for in a probe: the rank in the middle runs, too."""
+    (directory / "partitioned.py").write_text(PARTITIONED)
+    options = ["--world-size", "3", "--rank", "all-distinct", "--gpu", "rtx-4090", "--no-history"]
+    command = [*LAUNCHER[:2], "3", "partitioned.py", "1"]
+    ended = run_command(["run", *options, "--", *command], cwd=directory)
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("oomdoctor: rank ")]
+    assert [line.split()[2] for line in lines] == ["0", "1", "2"]
+    first, middle, last = (float(line.partition("peak ")[2].split()[0]) for line in lines)
+    assert middle > last > first
+
+
 def test_a_rank_that_takes_one_step_is_refused(directory: Path) -> None:
     """A rank's command that ends after its first optimizer step has not shown the peak of training."""
     script = (directory / "uneven_ranks.py").read_text()
