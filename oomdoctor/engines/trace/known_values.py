@@ -92,28 +92,38 @@ def host_values(tensor: torch.Tensor) -> torch.Tensor | None:
     if flat is None:
         return None
     with torch.inference_mode(mode=False):
-        typed: torch.Tensor = flat.view(tensor.dtype)
-        return typed.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        return _laid_out(flat, tensor)
 
 
 def keep_values(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
     """Keep the values of a tensor on the device, where they are known and can be kept; else forget what was there."""
     storage: Any = tensor.untyped_storage()
-    flat, nbytes = getattr(storage, "_oomdoctor_values", None), storage.nbytes()
-    is_whole = tensor.numel() * tensor.element_size() == nbytes
-    can_keep = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and 0 < nbytes <= LARGEST_BYTES
+    kept = None if values is None else _kept(tensor, values)
+    storage._oomdoctor_values = kept  # noqa: SLF001 - ours
+
+
+def _kept(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
+    """Return the bytes of a tensor's storage with its values; None where the rest is not known, or it is too large."""
+    nbytes = tensor.untyped_storage().nbytes()
     padded = -(-nbytes // 8) * 8  # a multiple of any element's size, so that it can be viewed as any type
-    if flat is not None and len(flat) != padded:
-        flat = None
-    if values is None or not can_keep or (flat is None and not is_whole):
-        storage._oomdoctor_values = None  # noqa: SLF001 - ours
-        return
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or not 0 < nbytes <= LARGEST_BYTES:
+        return None
+    flat = getattr(tensor.untyped_storage(), "_oomdoctor_values", None)
+    is_known = flat is not None and len(flat) == padded
+    if not is_known and tensor.numel() * tensor.element_size() != nbytes:
+        return None
     with torch.inference_mode(mode=False), torch.no_grad():
-        if flat is None:
-            storage._oomdoctor_values = torch.empty(padded, dtype=torch.uint8, device="cpu")  # noqa: SLF001 - ours
-        kept = host_values(tensor)
-        if kept is not None:
-            kept.copy_(values)
+        flat = flat if is_known else torch.empty(padded, dtype=torch.uint8, device="cpu")
+        try:
+            _laid_out(flat, tensor).copy_(values)
+        except RuntimeError:  # elements that share memory, or another shape
+            return None
+    return flat
+
+
+def _laid_out(flat: Any, tensor: torch.Tensor) -> torch.Tensor:
+    typed: torch.Tensor = flat.view(tensor.dtype)
+    return typed.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def _copied(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -132,8 +142,9 @@ def _copied(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str,
 def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator that computes, and on the host where all that it takes is known."""
     written = [tensor for tensor in written_tensors(operator, args, kwargs) if not tensor.is_cpu]
-    overwrites = is_out(operator) or operator.name() in _FILLING
-    fresh = {id(tensor): _empty_on_host(tensor) for tensor in written} if overwrites else {}
+    fills = operator.name() in _FILLING
+    overwritten = written if is_out(operator) else [tensor for tensor in written if fills and not _are_known(tensor)]
+    fresh = {id(tensor): _empty_on_host(tensor) for tensor in overwritten}
     given = with_tensors(operator, args), kwargs
     is_known = kind_of(operator) is not Kind.UNKNOWN and _are_known((given[0], tuple(kwargs.values())), fresh)
     result = run(operator, args, kwargs)
@@ -141,7 +152,8 @@ def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[st
         return result
     values = run_on_host(operator, _hosts(given[0], fresh), _hosts(kwargs, fresh)) if is_known else None
     for tensor in written:
-        keep_values(tensor, None if values is None else fresh.get(id(tensor), host_values(tensor)))
+        if values is None or id(tensor) in fresh:  # else its values were written in place
+            keep_values(tensor, None if values is None else fresh[id(tensor)])
     if values is not None and not written:
         _keep_results(result, values)
     return result

@@ -162,6 +162,8 @@ def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_
 
     Source: `copy_kernel_cuda` and `copy_requires_temporaries`, Copy.cu.
     """
+    if source.shape != target.shape:
+        source.expand(target.shape)  # which raises where it cannot be
     if target.is_cpu:
         device.note_read()
         target.zero_()

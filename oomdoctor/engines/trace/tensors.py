@@ -66,6 +66,7 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
     _patch_moves(patches, base)
     _patch_addresses(patches, base)
     _patch_printing(patches, device)
+    patches.set(torch.Tensor, "__deepcopy__", _deep_copying(torch.Tensor.__deepcopy__))
     # else `Module.to` would make new parameters, which optimizers and tied layers do not have
     patches.set(torch.__future__, "_swap_module_params_on_conversion", True)  # noqa: FBT003 - its value
     patches.set(torch.utils, "swap_tensors", _swap)
@@ -149,6 +150,17 @@ def _patch_addresses(patches: Patches, base: Any) -> None:  # noqa: ANN401
 
     patches.set(storage_class, "data_ptr", address_of_storage)
     patches.set(torch.Tensor, "data_ptr", address_of_tensor)
+
+
+def _deep_copying(copy: Any) -> Any:  # noqa: ANN401 - a method of torch's
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - of its class
+        """Copy a tensor; PyTorch copies the storage, and knows no storage of this device."""
+        if tensor.is_cpu or not tensor.is_cuda or not tensor.is_leaf or id(tensor) in memo:
+            return copy(tensor, memo)
+        memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return memo[id(tensor)]
+
+    return copied
 
 
 def _patch_printing(patches: Patches, device: EmulatedDevice) -> None:

@@ -26,6 +26,13 @@ def test_what_is_read_of_known_values_is_what_the_host_reads(answers: dict[str, 
 
 
 @each_python
+def test_random_programs_of_integers_read_what_the_host_reads(answers: dict[str, Any]) -> None:
+    """Whatever order integers are viewed, written, copied and computed in, what is read as known is true."""
+    assert answers["differing"] == []
+    assert answers["steps read"] < 400, "most values are known"
+
+
+@each_python
 def test_what_nobody_knows_is_read_as_zeros(answers: dict[str, Any]) -> None:
     """Random and floating-point numbers are zeros, and so is all of a tensor to which such a number was written."""
     assert answers["unknown"] == {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,6 +73,7 @@ def _gathered(device: str) -> Any:
     return [counts.tolist(), counts[labels].tolist(), torch.where(counts > 0, counts, -1).tolist()]
 
 
+PROGRAMS = 400
 CASES: dict[str, Callable[[str], Any]] = {
     "written": _written,
     "given out": _given_out,
@@ -82,6 +85,70 @@ CASES: dict[str, Callable[[str], Any]] = {
     "converted": _converted,
     "gathered": _gathered,
 }
+
+
+STEPS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+    lambda x, _: x + 7,
+    lambda x, y: x * y,
+    lambda x, _: x.add_(3),
+    lambda x, _: x.transpose(0, -1),
+    lambda x, _: x.flatten(),
+    lambda x, _: x.unsqueeze(0).expand(3, *x.shape),
+    lambda x, _: x[1:],
+    lambda x, _: x[..., ::2],
+    lambda x, _: x.to(torch.uint8),
+    lambda x, _: x.to(torch.int32),
+    lambda x, _: x.to(torch.bool),
+    lambda x, y: torch.cat([x.flatten(), y.flatten()]),
+    lambda x, _: x.cumsum(-1),
+    lambda x, _: x.sum(),
+    lambda x, _: x.sort()[0],
+    lambda x, y: torch.where(x > y, x, y * 2),
+    lambda x, _: x.zero_(),
+    lambda x, y: x.copy_(y),
+    lambda x, _: x.flip(0),
+    lambda x, y: x == y,
+    lambda x, _: deepcopy(x.clone()),
+    lambda x, _: x.masked_fill_(x > 5, 2),
+    lambda x, _: torch.nn.functional.one_hot((x % 5).long(), 5),
+    lambda x, _: x.roll(1, 0),
+    lambda x, _: x.index_fill_(0, torch.zeros(1, dtype=torch.long, device=x.device), 9),
+    torch.maximum,
+    lambda x, _: ~x,
+    lambda x, _: x.float().long(),
+    lambda x, _: x.chunk(2)[0],
+    lambda x, _: x.swapaxes_(0, -1),
+    lambda x, y: torch.add(x, y, out=torch.empty(0, dtype=torch.long, device=x.device)),
+]
+"""Uses of integers that programs make in any order; some change what others see."""
+
+
+def _made(seed: int, device: str) -> list[torch.Tensor | None]:
+    """What a random program of such steps makes; None for a step that no tensor of those can take."""
+    chance = random.Random(seed)
+    made: list[torch.Tensor | None] = [torch.tensor([[4, 9, 2], [7, 0, 5]]).to(device), torch.arange(6, device=device)]
+    made.append(torch.full((2, 1), 3, device=device, dtype=torch.int32))
+    for _ in range(chance.randrange(3, 12)):
+        x, y, step = chance.choice(made), chance.choice(made), chance.choice(STEPS)
+        try:
+            made.append(None if x is None or y is None else step(x, y))
+        except (RuntimeError, IndexError):
+            made.append(None)
+    return made
+
+
+def _differing(seed: int, device: Any) -> list[object]:
+    """What a random program has otherwise than on the host, of all that it does not read as unknown."""
+    found: list[object] = []
+    for host, emulated in zip(_made(seed, "cpu"), _made(seed, "cuda"), strict=True):
+        if host is None or emulated is None:
+            if host is not emulated:
+                return found  # one of them refuses a step that the other takes, as memory that elements share
+            continue
+        reads, values = device.reads, emulated.tolist()
+        if device.reads == reads and values != host.tolist():
+            found.append([seed, host, values])
+    return found
 
 
 def _unknown() -> dict[str, Any]:
@@ -130,8 +197,11 @@ def answers() -> dict[str, Any]:
     with emulated_cuda(find_card("rtx-4090")) as device:
         found = {name: case("cuda") for name, case in CASES.items()}
         reads = device.reads
+        differing = [each for seed in range(PROGRAMS) for each in _differing(seed, device)]
+        steps_read, reads = device.reads - reads, device.reads
         unknown, bounds = _unknown(), _bounds()
         return {
-            "expected": expected, "found": found, "reads": reads, "unknown": unknown,
+            "expected": expected, "found": found, "reads": reads - steps_read, "unknown": unknown,
+            "differing": [str(each) for each in differing], "steps read": steps_read,
             "unknown reads": device.reads - reads, "bounds": bounds, "held": torch.cuda.memory_allocated(),
         }  # fmt: skip
