@@ -24,7 +24,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import imports, index_bounds, unknown_reads
+from . import folded_constants, imports, index_bounds, unknown_reads
 from .assumed_values import AssumedValues
 from .guard import guarded, note_failure
 from .operator_kinds import (
@@ -60,8 +60,7 @@ _ABSORBING = {
     "aten::bitwise_or.Tensor": True,
     "aten::logical_or": True,
 }
-"""Operators that one known argument can decide, and by which value of all its elements: a flag that stops at a length,
-combined with flags that depend on what was computed."""
+"""Operators that one known argument can decide, and by which value of its elements: a flag of a length, with others."""
 _VIEWS = frozenset(
     ("alias", "as_strided", "chunk", "contiguous", "detach", "detach_", "expand", "expand_as", "flatten.using_ints",
      "lift_fresh", "movedim.int", "narrow", "permute", "reshape", "select.int", "slice.Tensor", "split.Tensor",
@@ -79,6 +78,7 @@ def install() -> None:
     """Begin to keep values, in a process on a null GPU that has imported torch."""
     if not _INSTALLED:
         _INSTALLED.append(KnownValues(sys.modules["torch"]))
+        folded_constants.keep_constants(_INSTALLED[0])
 
 
 def host_values(tensor: Any) -> Any:
@@ -96,7 +96,7 @@ class KnownValues:
         self._keys, self._below = c.DispatchKeySet(self._key), c._dispatch_keyset_full_after(self._key)
         self._host_keys = c.DispatchKeySet(c.DispatchKey.CPU)
         self._device_keys = c.DispatchKeySet(c.DispatchKey.CUDA)
-        self._assumes = False
+        self._assumes = self.keeps_numbers = False
         self._plan = guarded(self._find_plan)
         self._checks = index_bounds.checks(torch, self.host, self._assumed)
         self._operators = functools.lru_cache(maxsize=None)(self._find_operator)
@@ -159,8 +159,8 @@ class KnownValues:
 
     def _is_kept(self, tensor: Any) -> bool:
         """Return whether values are kept of a tensor of this type and size."""
-        dtype = tensor.dtype
-        is_kept = not (dtype.is_floating_point or dtype.is_complex) and tensor.layout is self._torch.strided
+        is_real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        is_kept = (not is_real or (self.keeps_numbers and tensor.numel() == 1)) and tensor.layout is self._torch.strided
         return bool(is_kept and tensor.is_cuda and tensor.untyped_storage().nbytes() <= LARGEST_BYTES)
 
     def _keep(self, tensor: Any, values: Any) -> Any:
@@ -239,8 +239,8 @@ class KnownValues:
 
     @guarded
     def _keep_copied(self, copied: Any, source: Any) -> Any:
-        is_known = source.is_cpu and self._is_kept(copied) and is_unobserved()
-        return self._keep(copied, source.detach()) if is_known else None
+        is_known = source.is_cpu and self._is_kept(copied) and (is_unobserved() or self.keeps_numbers)
+        return folded_constants.keep_traced(self, copied, source.detach) if is_known else None
 
     def _maker(self, operator: Any) -> Any:
         def make(*args: Any, **options: Any) -> Any:

@@ -340,6 +340,7 @@ class Measurements:
         fixed_bytes: Bytes that stay allocated from one micro-step to the next.
         alloc_retries: Times that the allocator had to give back its cache; `workspace_retries`: for cuDNN's workspaces.
         workspace_bytes: Bytes of the largest of these; 0 where a real GPU does not tell.
+        timing_bytes: Bytes of the buffer of `kernel_timing`, where that limits; else 0.
         ooms: Times that it ran out.
         training_peak_bytes: Most bytes in training.
         evaluation_peak_bytes: Most bytes in an evaluation; None where there was none.
@@ -372,6 +373,7 @@ class Measurements:
     alloc_retries: int | None
     workspace_retries: int | None
     workspace_bytes: int
+    timing_bytes: int
     ooms: int | None
     training_peak_bytes: int | None
     evaluation_peak_bytes: int | None

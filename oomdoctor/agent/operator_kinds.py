@@ -25,7 +25,7 @@ def kind_of(operator: Any) -> Kind:
     """Return what an operator does."""
     torch, name, schema = sys.modules["torch"], operator.name(), operator._schema
     if not name.startswith("aten::") or torch.Tag.nondeterministic_seeded in operator.tags or "resize" in name:
-        return Kind.UNKNOWN
+        return Kind.PLAIN if name.startswith("prims::") else Kind.UNKNOWN
     if name in ("aten::_local_scalar_dense", "aten::equal"):
         return Kind.READS
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")

@@ -16,7 +16,17 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from . import exception_hooks, lone_rank, null_gpu, oom_errors, pipelines, settings, training_hooks, unknown_reads
+from . import (
+    exception_hooks,
+    kernel_timing,
+    lone_rank,
+    null_gpu,
+    oom_errors,
+    pipelines,
+    settings,
+    training_hooks,
+    unknown_reads,
+)
 from .allocator_blocks import pack
 from .first_batch import FirstBatch as BatchSearch
 from .guard import FAILURES, guarded
@@ -109,6 +119,7 @@ class TrainingAgent:
         guarded(self._batch.watch)()
         guarded(null_gpu.wait_for_backward_at_exit)()
         guarded(null_gpu.begin)()
+        guarded(kernel_timing.watch)()
         guarded(self._watch_end)()
         os.register_at_fork(after_in_child=guarded(self._reset))
         self._torch.cuda._lazy_call(guarded(self._begin_with_cuda))  # at once where CUDA is initialised
@@ -320,6 +331,8 @@ class TrainingAgent:
                 alloc_retries=peaks.retries,
                 workspace_retries=peaks.workspace_retries,
                 workspace_bytes=null_gpu.workspace_bytes(),
+                timing_bytes=guarded(kernel_timing.limiting_bytes)(peaks.allocated_bytes, ran_out=bool(peaks.ooms))
+                or 0,
                 ooms=peaks.ooms,
                 training_peak_bytes=_highest(part for part in used if part.start.phase not in (LOAD, EVALUATION)),
                 evaluation_peak_bytes=_highest(part for part in used if part.start.phase == EVALUATION),

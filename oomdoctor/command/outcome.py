@@ -252,6 +252,7 @@ def _trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, outcome: Out
         seconds=ended.seconds,
         phases=() if most is None else _phases(most, ended.events),
         error=error,
+        timing_bytes=0 if most is None else most.timing_bytes,
     )
 
 

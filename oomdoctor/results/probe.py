@@ -177,6 +177,8 @@ class Trial:
         micro_batches_per_step: Micro-batches in each of its optimizer steps: 1 for a plain step, 2 or more
             where gradients are accumulated; None in documents from before it was kept.
         other_devices: Peaks of the devices of the process besides the first; empty where there is one.
+        timing_bytes: Bytes of the buffer with which Inductor times kernels, where the trial ran out in a timing or was
+            at its peak in one; else 0.
     """
 
     micro_batch: int
@@ -194,6 +196,7 @@ class Trial:
     workspace_retries: int = field(default=0, metadata=ADDED_LATER)
     workspace_bytes: int = field(default=0, metadata=ADDED_LATER)
     other_devices: tuple[DevicePeak, ...] = field(default=(), metadata=ADDED_LATER)
+    timing_bytes: int = field(default=0, metadata=ADDED_LATER)
 
     @property
     def is_tight(self) -> bool:

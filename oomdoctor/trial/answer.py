@@ -162,6 +162,7 @@ def build_result(
             *choice_reasons(loaded),
             optimizer_reason(request, loaded),
             *findings.recorded.reasons,
+            *_timing_reasons(findings.trials, maximum),
             *_guide_reasons(findings.guidance, maximum),
         ),
         warnings=tuple(_warnings(request, engine, source, findings)),
@@ -230,6 +231,21 @@ def _measured_reasons(engine: Engine, loaded: LoadedTarget) -> list[Reason]:
         Reason("context", "measured: in use on the GPU before the model, less other processes"),
         Reason("peaks", "measured on this GPU by PyTorch's caching allocator"),
     ]
+
+
+def _timing_reasons(trials: Sequence[Trial], maximum: int) -> list[Reason]:
+    """Return that timing kernels decided what fits, or gave the peak at the maximum; nothing where it did not."""
+    deciding = [trial for trial in trials if trial.micro_batch in (maximum, maximum + 1) and trial.timing_bytes]
+    if not deciding:
+        return []
+    last = max(deciding, key=lambda trial: trial.micro_batch)
+    how = "runs out" if last.outcome is Outcome.OOM else "is at its peak"
+    text = (
+        f"micro-batch {last.micro_batch} {how} where Inductor times kernels in the first steps, with a buffer of "
+        f"{format_size(last.timing_bytes)}, the size of the card's L2 cache; a later run that finds the choices in "
+        "Inductor's cache needs less"
+    )
+    return [Reason("kernel_timing", text)]
 
 
 def _guide_reasons(guidance: Guidance | None, maximum: int) -> list[Reason]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oomdoctor.agent import unknown_reads
+from oomdoctor.agent import kernel_timing, unknown_reads
 from oomdoctor.agent.memory_stats import kept_bytes
 from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.errors import NoAnswerError, TargetError
@@ -154,6 +154,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         TargetError: The user's file does not keep the contract.
     """
     begin_trial()
+    kernel_timing.begin_trial()
     set_memory_limit(question.allowed_bytes)
     setup.placement.begin_trial(question.allowed_bytes)
     limit = memory_fraction()
@@ -182,6 +183,9 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         error=_SWALLOWED if swallowed else end.text,
         seconds=time.monotonic() - started,
         other_devices=setup.placement.device_peaks(),
+        timing_bytes=kernel_timing.limiting_bytes(
+            training.meter.peak_allocated_bytes, ran_out=end.outcome is Outcome.OOM
+        ),
     )
     release_memory(setup.model)
     return Attempt(

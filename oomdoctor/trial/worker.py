@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 
-from oomdoctor.agent import null_gpu, unknown_reads
+from oomdoctor.agent import kernel_timing, null_gpu, unknown_reads
 from oomdoctor.agent.allocator_blocks import first_steps, pack
 from oomdoctor.agent.holders import find_holder
 from oomdoctor.agent.messages import has_kernels
@@ -138,6 +138,7 @@ def main(arguments: list[str]) -> int:
 def serve(channel: Channel) -> None:
     """Answer questions until the parent closes the channel."""
     null_gpu.begin()
+    kernel_timing.watch()
     worker = Worker()
     with _device_to_run_on(), suppress(ChannelClosedError):
         while True:

@@ -185,7 +185,8 @@ _PYTORCH_CHOICES = {
 # workspace. The tensors that PyTorch makes are the same.
 _OLDER_CUDNN = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
 _TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
-_COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+# The number is raised when Inductor makes other code of the same graph, as when its constants got their true values.
+_COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor-2", "TRITON_CACHE_DIR": "triton"}
 # Variables that choose among real GPUs; the null GPU is device 0 and the only one.
 _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
@@ -245,7 +246,7 @@ def _compiler_caches(base: Mapping[str, str]) -> dict[str, str]:
     try:
         caches.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_writable = os.access(caches, os.W_OK)
-        for choice in caches.glob("inductor/*/*.best_config"):
+        for choice in caches.glob("inductor-*/*/*.best_config"):
             choice.unlink(missing_ok=True)
     except OSError:
         is_writable = False

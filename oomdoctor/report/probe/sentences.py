@@ -210,7 +210,8 @@ def _where(trial: Trial) -> str:
     if last.phase is PhaseName.LOAD:
         return "while the model is loaded"
     phase = "the optimizer step" if last.phase is PhaseName.OPTIMIZER else last.phase.value
-    return f"in {phase}, iteration {last.iteration}"
+    timing = ", while Inductor times kernels" if trial.timing_bytes and trial.outcome is Outcome.OOM else ""
+    return f"in {phase}, iteration {last.iteration}{timing}"
 
 
 def _target_is_met(result: ProbeResult) -> str:
