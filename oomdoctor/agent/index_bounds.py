@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def checks(torch: Any, host: Callable[[Any], Any], assumed: Callable[[Any], str]) -> dict[Any, Callable[[Any], None]]:
+def checks(  # noqa: C901 - one function for each kind of operator
+    torch: Any, host: Callable[[Any], Any], assumed: Callable[[Any], str]
+) -> dict[Any, Callable[[Any], None]]:
     """Return by operator what raises IndexError where one of its known indices is out of range.
 
     Args:
@@ -23,7 +25,7 @@ def checks(torch: Any, host: Callable[[Any], Any], assumed: Callable[[Any], str]
     """
     aten = torch.ops.aten
 
-    def check(indices: Any, limit: int, what: str, ignored: int | None = None) -> None:
+    def check(indices: Any, limit: int, what: str, ignored: int | None = None, least: int = 0) -> None:
         values = None if assumed(indices) else host(indices)
         if values is None or not values.numel():
             return
@@ -32,8 +34,8 @@ def checks(torch: Any, host: Callable[[Any], Any], assumed: Callable[[Any], str]
             # Not `values[values != ignored]`, for which PyTorch wakes all its threads.
             counted = values if ignored is None else values.masked_fill(values == ignored, 0)
             lowest, highest = map(int, counted.aminmax())
-        if lowest < 0 or highest >= limit:
-            wrong = lowest if lowest < 0 else highest
+        if lowest < least or highest >= limit:
+            wrong = lowest if lowest < least else highest
             raise IndexError(
                 f"index {wrong} is out of range for the {limit} {what}; a GPU would end with a device-side assert"
             )
@@ -49,15 +51,37 @@ def checks(torch: Any, host: Callable[[Any], Any], assumed: Callable[[Any], str]
         if args[0].dim():
             check(args[2], args[0].shape[args[1]], "positions that `gather` takes from")
 
+    def index(args: Any) -> None:
+        for dimension, indices in enumerate(args[1]):
+            if indices is None:
+                continue
+            if indices.dtype in (torch.bool, torch.uint8):
+                return  # a mask stands for as many dimensions as it has
+            size = args[0].shape[dimension]
+            check(indices, size, "positions of a dimension that is indexed", least=-size)
+
+    def written(args: Any) -> None:
+        if args[0].dim():
+            size = args[0].shape[args[1]]
+            check(args[2], size, "positions of a dimension that is written to", least=-size)  # some count from the end
+
     def nll_loss(args: Any) -> None:
         check(args[1], args[0].shape[1 if args[0].dim() > 1 else 0], "classes of a loss", args[4])
 
+    bags = (getattr(aten, f"_embedding_bag{ending}").default for ending in ("", "_forward_only"))
+    puts = (aten.index.Tensor, aten.index_put_.default, getattr(aten, "_index_put_impl_").default)  # noqa: B009
+    writers = ("scatter", "scatter_add", "scatter_reduce", "index_fill", "index_add", "index_copy")
+    packets = (getattr(aten, f"{name}{ending}") for name in writers for ending in ("", "_"))
+    writes = (getattr(packet, name) for packet in packets for name in packet.overloads() if "out" not in name)
     return {
         aten.embedding.default: embedding,
         aten.index_select.default: index_select,
         aten.gather.default: gather,
         aten.nll_loss_forward.default: nll_loss,
         aten.nll_loss2d_forward.default: nll_loss,
+        **dict.fromkeys(bags, embedding),
+        **dict.fromkeys(puts, index),
+        **dict.fromkeys(writes, written),
     }
 
 

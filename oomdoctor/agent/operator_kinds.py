@@ -31,7 +31,8 @@ def kind_of(operator: Any) -> Kind:
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     is_view = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     returns_tensors = any("Tensor" in str(one.type) for one in schema.returns)
-    if is_composite or is_view or not returns_tensors or torch.Tag.inplace_view in operator.tags:
+    only_looks = not returns_tensors and not schema.is_mutable
+    if is_composite or (is_view and not schema.is_mutable) or only_looks or torch.Tag.inplace_view in operator.tags:
         return Kind.PLAIN
     return Kind.FINDS if torch.Tag.dynamic_output_shape in operator.tags else Kind.COMPUTES
 
@@ -63,7 +64,8 @@ def with_tensors(operator: Any, args: Any) -> Any:
         return args
     torch = sys.modules["torch"]
     first, traced = next(iter(tensors_in(args)), None), torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # a trace would warn of a constant
+    if traced is not None:
+        torch._C._set_tracing_state(None)  # a trace would warn of a constant
     try:
         return tuple(
             torch.tensor(given, dtype=None if first is None else torch.result_type(first, given))
@@ -72,7 +74,8 @@ def with_tensors(operator: Any, args: Any) -> Any:
             for given, one in zip(args, operator._schema.arguments, strict=False)
         )
     finally:
-        torch._C._set_tracing_state(traced)
+        if traced is not None:
+            torch._C._set_tracing_state(traced)
 
 
 def is_unobserved() -> bool:
@@ -82,13 +85,18 @@ def is_unobserved() -> bool:
 
 
 def run_on_host(operator: Any, args: Any, options: dict[str, Any]) -> Any:
-    """Run an operator whose tensors are on the host, and what it makes there; None where the host cannot."""
+    """Run an operator whose tensors are on the host, and what it makes there.
+
+    Returns:
+        None where the host cannot; nothing in a tuple of what returns nothing.
+    """
     torch = sys.modules["torch"]
     options = {name: value for name, value in options.items() if name not in ("device", "pin_memory")}
     if "device" in [argument.name for argument in operator._schema.arguments]:
         options["device"] = "cpu"
     try:
         with torch.inference_mode(mode=False), torch.no_grad():
-            return operator(*args, **options)
+            found = operator(*args, **options)
+            return () if found is None else found
     except Exception:  # noqa: BLE001 - a type that the host has no kernel for, or indices out of range
         return None

@@ -76,7 +76,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     for part in (part for tensor in tensors for part in plain_parts(tensor)):
         try:
             storage = part.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr() or ("meta", storage._cdata)] = storage.nbytes()  # noqa: SLF001 - its identity
         except (RuntimeError, NotImplementedError):  # a kind of tensor without a storage that can be seen
             sizes[part] = part.nbytes
     return sum(sizes.values())

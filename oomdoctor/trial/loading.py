@@ -12,7 +12,7 @@ from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.target.contract import Target, blamed, make_one_batch
 from oomdoctor.target.placement import BatchShape, check_batch
 from oomdoctor.target.sizes import check_sizes_change
-from oomdoctor.trial.variants import build_model
+from oomdoctor.trial.host_room import build_where_room_is
 
 if TYPE_CHECKING:
     from oomdoctor.remedies.applied import Changes
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
     from oomdoctor.trial.placement import Placement
 
 
-def build_on_host(target: Target, changes: Changes, placement: Placement) -> torch.nn.Module:
-    """Build the model where it takes no memory of the device.
+def build_on_host(target: Target, changes: Changes, placement: Placement) -> tuple[torch.nn.Module, Placement]:
+    """Build the model where it takes no memory of the device, and return how it is to be placed.
 
     Raises:
         TargetError: The user's function raised, or returned no module, or ran out of the device's memory itself.
     """
     try:
-        model = build_model(target, changes, on_meta=placement.builds_on_meta)
+        return build_where_room_is(target, changes, placement)
     except torch.OutOfMemoryError as error:
         raise TargetError(
             "`build_model` itself ran out of GPU memory",
             hint="let it build the model on the CPU; oomdoctor places it",
             details=str(error),
         ) from None
-    return model
 
 
 def check_batches(target: Target) -> BatchShape:

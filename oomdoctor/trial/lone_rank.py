@@ -40,7 +40,7 @@ define `parallelize(model, mesh)` in the file, for example:
         fully_shard(model, mesh=mesh["dp"])
 
 or give `--parallel fsdp`"""
-_HINT_FOR_META: Final = (
+HINT_FOR_META: Final = (
     "with `parallelize` or `--parallel fsdp` the model is built on the meta device, where tensors have no values: "
     "compute what `build_model` reads in plain Python, or under `with torch.device('cpu'):`"
 )
@@ -134,7 +134,7 @@ class RankOfFile(Placement):
                 self.how = _shard(model, self.mesh)
             else:
                 model = self._parallelized(model)
-        _give_memory(model, device)
+        give_memory(model, device)
         _apply(model, device, lambda tensor, place: tensor.to(place))
         self._keep_state(model)
         return model
@@ -234,7 +234,7 @@ def _shard(model: nn.Module, mesh: DeviceMesh) -> str:
     return f"{kind} on {len(blocks)} blocks (`{names}`{line}) and on the root"
 
 
-def _give_memory(model: nn.Module, device: torch.device) -> None:
+def give_memory(model: nn.Module, device: torch.device) -> None:
     """Give memory to what is on the meta device, without values; what is one tensor in several places stays one."""
     if not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return
@@ -290,7 +290,7 @@ def _copied(value: Any) -> Any:  # noqa: ANN401 - any attribute
 
 
 @contextmanager
-def hinted_for_meta(hint: str = _HINT_FOR_META) -> Iterator[None]:
+def hinted_for_meta(hint: str = HINT_FOR_META) -> Iterator[None]:
     """Give an error that names the meta device a hint of what to do there; by default one for `build_model`."""
     try:
         yield

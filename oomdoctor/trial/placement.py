@@ -29,6 +29,11 @@ class Placement:
     is_whole: ClassVar[bool] = True
 
     @property
+    def told(self) -> dict[str, str]:
+        """What the result tells of how the model was made and placed, by subject."""
+        return {"parallelize": self.how} if self.how else {}
+
+    @property
     def builds_on_meta(self) -> bool:
         """Whether the model is built without memory."""
         return False

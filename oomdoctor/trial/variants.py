@@ -15,28 +15,42 @@ import torch
 from oomdoctor.errors import TargetError
 from oomdoctor.target.contract import DEFAULT_OPTIMIZER, build, call_user, is_out_of_memory
 from oomdoctor.target.placement import described
-from oomdoctor.trial.lone_rank import hinted_for_meta
+from oomdoctor.trial.lone_rank import HINT_FOR_META, hinted_for_meta
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from oomdoctor.remedies.applied import Changes
     from oomdoctor.results import Variant
-    from oomdoctor.target.contract import Target
+    from oomdoctor.target.contract import Passes, Target
 
 _AUTOCAST_TYPES: Final = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
 
 
-def build_model(target: Target, changes: Changes, *, on_meta: bool = False) -> torch.nn.Module:
-    """Build the model on the CPU, or on the meta device for a rank that shards it, and change it.
+def build_model(
+    target: Target,
+    changes: Changes,
+    *,
+    on_meta: bool = False,
+    hint: str = HINT_FOR_META,
+    passes: Passes = is_out_of_memory,
+) -> torch.nn.Module:
+    """Build the model on the CPU, or on the meta device for its caller to give it memory, and change it.
+
+    Args:
+        target: The user's functions.
+        changes: What a variant changes in it.
+        on_meta: Whether it is built without memory.
+        hint: What to do about an error that names the meta device.
+        passes: Which errors go through as they are.
 
     Raises:
         TargetError: The user's function raised or returned no module, or a change has nothing to change in it.
     """
     if not on_meta:
-        return changes.model(build(target, passes=is_out_of_memory))
-    with torch.device("meta"), hinted_for_meta():
-        return changes.model(build(target, passes=is_out_of_memory, on_meta=True))
+        return changes.model(build(target, passes=passes))
+    with torch.device("meta"), hinted_for_meta(hint):
+        return changes.model(build(target, passes=passes, on_meta=True))
 
 
 def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> torch.optim.Optimizer:

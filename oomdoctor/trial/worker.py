@@ -243,7 +243,7 @@ class Worker:
         alone = question.variant.lone_rank
         placement = Placement() if question.variant.devices == 1 else Replicas()
         placement = placement if alone is None else RankOfFile.join(target, alone)
-        model = build_on_host(target, changes, placement)
+        model, placement = build_on_host(target, changes, placement)
         self._lower_cap(memory_fraction())
         shape = check_batches(target)
         meter = WorkerMeter()
@@ -276,7 +276,7 @@ class Worker:
             placement_error=error,
             held=held_memory(),
             phases=meter.phases,
-            found=describe(target) | ({"parallelize": placement.how} if placement.how else {}),
+            found=describe(target) | placement.told,
             versions=_versions(),
             memory_fraction=self._memory_fraction,
             changes=changes.applied(),

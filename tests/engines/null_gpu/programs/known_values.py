@@ -41,6 +41,10 @@ noted("reduced", [grid.sum().item(), grid.cumsum(0)[-1].tolist(), grid.argmax().
 noted("joined", torch.cat([labels, torch.full((2,), 7, device="cuda"), torch.zeros_like(labels)]).tolist())
 degree = torch.zeros(10, dtype=torch.long, device="cuda")
 noted("degree", degree.scatter_add_(0, labels, torch.ones_like(labels)).tolist())
+several = [torch.arange(3, device="cuda"), torch.arange(2, device="cuda")]
+torch._foreach_add_(several, 2)
+noted("foreach", [one.tolist() for one in several])
+del several
 lengths = torch.tensor([5, 3, 2]).cuda()
 packed = pack_padded_sequence(torch.randn(3, 5, 4, device="cuda"), lengths.cpu(), batch_first=True)
 noted("packed", list(packed.data.shape))
@@ -87,6 +91,13 @@ noted(
         "select": refused(lambda: scores.index_select(1, torch.tensor([4, 5]).cuda())),
         "gather": refused(lambda: scores.gather(-1, torch.tensor([[5]]).cuda())),
         "expanded": refused(lambda: scores.gather(-1, torch.tensor([[5], [0]]).cuda().expand(-1, 3))),
+        "indexed": refused(lambda: scores[:, torch.tensor([0, 5]).cuda()]),
+        "from the end": refused(lambda: scores[torch.tensor([-1]).cuda()]),
+        "item": refused(lambda: scores.clone().__setitem__(torch.tensor([9]).cuda(), 1)),
+        "items": refused(lambda: scores.clone().__setitem__(torch.tensor([0, 9]).cuda(), 1)),
+        "scatter": refused(lambda: torch.zeros(3, device="cuda").scatter_(0, torch.arange(4, device="cuda"), 1.0)),
+        "one hot": refused(lambda: torch.nn.functional.one_hot(torch.arange(3, device="cuda"), 2)),
+        "bag": refused(lambda: torch.nn.functional.embedding_bag(torch.arange(12).view(3, 4).cuda(), table.weight)),
         "empty": refused(lambda: table(torch.arange(0, device="cuda"))),
         "unknown": refused(lambda: table((torch.rand(4, device="cuda") * 99).long())),
     },

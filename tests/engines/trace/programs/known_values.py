@@ -38,6 +38,12 @@ def _copied_over(device: str) -> Any:
     return [first.tolist(), second.tolist(), first.t().contiguous().tolist()]
 
 
+def _together(device: str) -> Any:
+    several = [torch.arange(3, device=device), torch.arange(2, device=device)]
+    torch._foreach_add_(several, 2)
+    return [one.tolist() for one in several]
+
+
 def _inferred(device: str) -> Any:
     with torch.inference_mode():
         inferred = torch.tensor([1, 2], device=device) + 1
@@ -78,6 +84,7 @@ CASES: dict[str, Callable[[str], Any]] = {
     "written": _written,
     "given out": _given_out,
     "copied over": _copied_over,
+    "together": _together,
     "inferred": _inferred,
     "joined": _joined,
     "compared": _compared,
@@ -187,6 +194,12 @@ def _bounds() -> dict[str, str | None]:
         "ignored": _raised(lambda: loss(numbers, torch.full((5,), -100, device="cuda"))),
         "select": _raised(lambda: numbers.index_select(0, above[0])),
         "gather": _raised(lambda: numbers.gather(1, above)),
+        "indexed": _raised(lambda: numbers[:, above[0]]),
+        "from the end": _raised(lambda: numbers[above[0] - 6]),
+        "items": _raised(lambda: numbers.clone().__setitem__(above[0], 1)),
+        "scatter": _raised(lambda: torch.zeros(3, device="cuda").scatter_(0, torch.arange(4, device="cuda"), 1.0)),
+        "one hot": _raised(lambda: torch.nn.functional.one_hot(torch.arange(3, device="cuda"), 2)),
+        "bag": _raised(lambda: torch.nn.functional.embedding_bag(torch.arange(12).view(3, 4).cuda(), table.weight)),
         "unknown": _raised(lambda: table(torch.randint(50, 90, (3,), device="cuda"))),
     }
 
