@@ -69,8 +69,9 @@ def _keep_no_choices() -> None:
 
 
 def _patch() -> None:
-    benchmarker: Any = sys.modules[_BENCHMARKING].InductorBenchmarker
-    benchmarker.benchmark_gpu = _noting(benchmarker.benchmark_gpu)
+    benchmarker: Any = getattr(sys.modules[_BENCHMARKING], "InductorBenchmarker", None)
+    if benchmarker is not None:  # which PyTorch 2.6 has under another name
+        benchmarker.benchmark_gpu = _noting(benchmarker.benchmark_gpu)
 
 
 def _noting(time_kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -80,6 +80,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "evaluation_peak_bytes": None,
         "phases": [{"iteration": 1, "phase": "forward", "peak_allocated_bytes": 90_000, "end_allocated_bytes": 80_000}],
         "allocations": "",
+        "timing_bytes": 0,
         "zeros_read": 0,
         "unknown_reads": [],
         "unknown_calls": [],
