@@ -7,6 +7,7 @@ A position beyond an embedding's table, or a label that is no class, is an error
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,13 +44,10 @@ def checks(  # noqa: C901 - one function for each kind of operator
     def embedding(args: Any) -> None:
         check(args[1], args[0].shape[0], "rows of an embedding's table")
 
-    def index_select(args: Any) -> None:
+    def along(what: str, args: Any, *, from_end: bool = False) -> None:
         if args[0].dim():
-            check(args[2], args[0].shape[args[1]], "positions that `index_select` takes from")
-
-    def gather(args: Any) -> None:
-        if args[0].dim():
-            check(args[2], args[0].shape[args[1]], "positions that `gather` takes from")
+            size = args[0].shape[args[1]]
+            check(args[2], size, what, least=-size if from_end else 0)
 
     def index(args: Any) -> None:
         for dimension, indices in enumerate(args[1]):
@@ -60,11 +58,6 @@ def checks(  # noqa: C901 - one function for each kind of operator
             size = args[0].shape[dimension]
             check(indices, size, "positions of a dimension that is indexed", least=-size)
 
-    def written(args: Any) -> None:
-        if args[0].dim():
-            size = args[0].shape[args[1]]
-            check(args[2], size, "positions of a dimension that is written to", least=-size)  # some count from the end
-
     def nll_loss(args: Any) -> None:
         check(args[1], args[0].shape[1 if args[0].dim() > 1 else 0], "classes of a loss", args[4])
 
@@ -72,11 +65,12 @@ def checks(  # noqa: C901 - one function for each kind of operator
     puts = (aten.index.Tensor, aten.index_put_.default, getattr(aten, "_index_put_impl_").default)  # noqa: B009
     writers = ("scatter", "scatter_add", "scatter_reduce", "index_fill", "index_add", "index_copy")
     packets = (getattr(aten, f"{name}{ending}") for name in writers for ending in ("", "_"))
+    written = partial(along, "positions of a dimension that is written to", from_end=True)  # where some count from
     writes = (getattr(packet, name) for packet in packets for name in packet.overloads() if "out" not in name)
     return {
         aten.embedding.default: embedding,
-        aten.index_select.default: index_select,
-        aten.gather.default: gather,
+        aten.index_select.default: partial(along, "positions that `index_select` takes from"),
+        aten.gather.default: partial(along, "positions that `gather` takes from"),
         aten.nll_loss_forward.default: nll_loss,
         aten.nll_loss2d_forward.default: nll_loss,
         **dict.fromkeys(bags, embedding),

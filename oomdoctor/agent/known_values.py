@@ -32,6 +32,7 @@ from .operator_kinds import (
     is_out,
     is_unobserved,
     kind_of,
+    replaced,
     run_on_host,
     tensors_in,
     with_tensors,
@@ -226,8 +227,8 @@ class KnownValues:
     def _on_host(self, operator: Any, args: Any, options: dict[str, Any]) -> Any:
         """Run an operator on the values of its arguments; None where the host cannot."""
         with self._torch.inference_mode(mode=False):  # a view made in it cannot be written outside
-            hosts = {name: self._hosts(value) for name, value in options.items()}
-            return run_on_host(operator, self._hosts(args), hosts)
+            hosts = {name: replaced(value, self.host) for name, value in options.items()}
+            return run_on_host(operator, replaced(args, self.host), hosts)
 
     # --- where values come from --------------------------------------------------------------------------------------
 
@@ -358,14 +359,7 @@ class KnownValues:
         return self.kept(result, lambda: values, assumed)
 
     def _are_known(self, value: Any) -> bool:
-        if _is_tensor(value):
-            return value.is_cpu or (self._has_key(value) and self.host(value) is not None)
-        return all(map(self._are_known, value)) if isinstance(value, (list, tuple)) else True
-
-    def _hosts(self, value: Any) -> Any:
-        if _is_tensor(value):
-            return self.host(value)
-        return type(value)(map(self._hosts, value)) if isinstance(value, (list, tuple)) else value
+        return all(self.host(tensor) is not None for tensor in tensors_in(value))
 
     def _forget(self, tensor: Any) -> None:
         if self._has_key(tensor):

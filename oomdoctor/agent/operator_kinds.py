@@ -1,4 +1,7 @@
-"""What PyTorch's operators do to values: compute them, find elements by them, read them, or look at shapes only."""
+"""PyTorch's operators, by what they do to values; their arguments, and a run of them on the host.
+
+Shared by the null GPU and the trace engine, which keep values of integers in different places.
+"""
 
 # ruff: noqa: ANN401, SLF001 - torch and what programs hand over have no type here; PyTorch has no public way
 
@@ -7,11 +10,14 @@ from __future__ import annotations
 import enum
 import functools
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Kind(enum.Enum):
-    """What an operator does, as far as values are concerned."""
+    """Effect of an operator on values."""
 
     PLAIN = enum.auto()  # it is made of others, which are asked themselves; it makes a view; or it reads shapes only
     COMPUTES = enum.auto()
@@ -47,6 +53,13 @@ def tensors_in(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [tensor for one in value for tensor in tensors_in(one)]
     return [value] if isinstance(value, sys.modules["torch"].Tensor) else []
+
+
+def replaced(value: Any, replacement: Callable[[Any], Any]) -> Any:
+    """Return a nest of lists and tuples with another value in place of each tensor."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(replaced(one, replacement) for one in value)
+    return replacement(value) if isinstance(value, sys.modules["torch"].Tensor) else value
 
 
 def written_tensors(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:

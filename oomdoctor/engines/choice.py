@@ -187,13 +187,13 @@ def card_of(gpu: str | None, memory_bytes: int | None, card_bytes: int | None, b
     Raises:
         UsageError: The card is unknown, its CUDA context leaves nothing of its memory, or it never has so much.
     """
-    _check_memory(gpu, memory_bytes or card_bytes or 0)
-    if card_bytes is None and memory_bytes is not None:
-        if gpu is None:
-            return generic_card(memory_bytes)
-        card = find_card(gpu).with_loading(base)
-        return replace(card, total_bytes=memory_bytes + card.context_bytes)
+    if gpu is None and card_bytes is None and memory_bytes is not None:
+        return generic_card(memory_bytes)
     card = find_card(_CONTEXT_OF if gpu is None else gpu).with_loading(base)
+    if gpu is not None:
+        _check_memory(card, memory_bytes or card_bytes or 0)
+    if card_bytes is None and memory_bytes is not None:
+        return replace(card, total_bytes=memory_bytes + card.context_bytes)
     if card_bytes is None:
         return card
     if card_bytes <= card.context_bytes:
@@ -212,9 +212,8 @@ _MOST_TIMES: Final = 4
 """Memory of a card beyond which a size is a mistake; cards with twice the memory of their kind are sold."""
 
 
-def _check_memory(gpu: str | None, asked_bytes: int) -> None:
-    card = None if gpu is None else find_card(gpu)
-    if card is not None and asked_bytes > _MOST_TIMES * card.total_bytes:
+def _check_memory(card: Card, asked_bytes: int) -> None:
+    if asked_bytes > _MOST_TIMES * card.total_bytes:
         raise UsageError(
             f"a {card.name} has {format_size(card.total_bytes)}, and {format_size(asked_bytes)} is asked about",
             hint="name the card that has so much, or give the memory without a card",

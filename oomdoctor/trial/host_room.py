@@ -55,12 +55,12 @@ class WithoutValues(Placement):
 
     @property
     def builds_on_meta(self) -> bool:
-        """Whether the model is built without memory."""
+        """True: the model is built without memory."""
         return True
 
     @property
     def told(self) -> dict[str, str]:
-        """What the result tells."""
+        """The reason for the meta device, by the subject under which results have it."""
         free = format_size(self.free_bytes)
         return {"host_memory": f"{free} were free, too little for the weights: the model was built on the meta device"}
 
@@ -85,8 +85,7 @@ def build_where_room_is(target: Target, changes: Changes, placement: Placement) 
         TargetError: The user's function raised or returned no module, or reads values that there are none of.
     """
     free_bytes = free_host_bytes()
-    counts = type(placement) is Placement and device_kind() != "cuda" and free_bytes is not None
-    if not counts or free_bytes is None:
+    if type(placement) is not Placement or device_kind() == "cuda" or free_bytes is None:
         return build_model(target, changes, on_meta=placement.builds_on_meta), placement
     try:
         with _counted_weights(int(_MOST_OF_FREE * free_bytes)):

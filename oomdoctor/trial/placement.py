@@ -30,7 +30,7 @@ class Placement:
 
     @property
     def told(self) -> dict[str, str]:
-        """What the result tells of how the model was made and placed, by subject."""
+        """Reasons that results give for how the model was made and placed, by subject; none for a plain one."""
         return {"parallelize": self.how} if self.how else {}
 
     @property

@@ -6,8 +6,10 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 from oomdoctor import __version__
+from oomdoctor.engines.installed import find_torch
 from oomdoctor.output import write_atomically
 from oomdoctor.units import GIB
 
@@ -39,6 +41,15 @@ def save(path: Path, document: dict[str, object]) -> None:
     """Write a bench's results as JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(document, indent=1) + "\n")
+
+
+def save_rows_of_torch(path: Path, rows: dict[str, dict[str, Any]], **facts: object) -> None:
+    """Save rows in place of the same of this PyTorch, beside those of others, with facts that all share."""
+    build = find_torch()
+    version = build.version if build else "none"
+    kept = json.loads(path.read_text(encoding="utf-8"))["rows_by_torch"] if path.exists() else {}
+    of_torch = {**kept, version: {**kept.get(version, {}), **rows}}
+    save(path, {"machine": machine(), **facts, "rows_by_torch": of_torch})
 
 
 def replace_block(page: str, name: str, block: str) -> str:

@@ -10,7 +10,6 @@ Usage: python tests/bench/nanogpt_records.py CHECKOUT [RECORDS]
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -22,9 +21,7 @@ from array import array
 from pathlib import Path
 from typing import Any, Final
 
-from measuring import RESULTS, machine, save
-
-from oomdoctor.engines.installed import find_torch
+from measuring import RESULTS, save_rows_of_torch
 
 FILE: Final = RESULTS / "nanogpt_records.json"
 GPU: Final = "h100-sxm-80gb"
@@ -102,14 +99,11 @@ def row_of(checkout: Path, record: str) -> dict[str, Any]:
 
 def main(checkout: str, records: list[str]) -> int:
     """Run the records, all by default, and save them beside those of other PyTorches."""
-    build, rows = find_torch(), dict[str, dict[str, Any]]()
-    version = build.version if build else "none"
+    rows: dict[str, dict[str, Any]] = {}
     for record in records or RECORDS:
         rows[record] = row_of(Path(checkout).resolve(), record)
         print(record, rows[record], flush=True)
-        kept = json.loads(FILE.read_text(encoding="utf-8"))["rows_by_torch"] if FILE.exists() else {}
-        of_torch = {**kept, version: {**kept.get(version, {}), **rows}}
-        save(FILE, {"machine": machine(), "gpu": GPU, "most_percent": MOST_PERCENT, "rows_by_torch": of_torch})
+        save_rows_of_torch(FILE, rows, gpu=GPU, most_percent=MOST_PERCENT)
     return int(not all(row["holds"] for row in rows.values()))
 
 

@@ -10,7 +10,6 @@ Usage: python tests/bench/torchtitan_rows.py CHECKOUT [ROWS]
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -19,9 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from measuring import RESULTS, machine, save
-
-from oomdoctor.engines.installed import find_torch
+from measuring import RESULTS, save_rows_of_torch
 
 FILE: Final = RESULTS / "torchtitan.json"
 START: Final = Path(__file__).with_name("torchtitan_start.py")
@@ -94,20 +91,12 @@ def row_of(checkout: str, name: str) -> dict[str, Any]:
 
 def main(checkout: str, names: list[str]) -> int:
     """Run the rows, all by default, and save them beside those of other PyTorches."""
-    build, rows = find_torch(), dict[str, dict[str, Any]]()
-    version = build.version if build else "none"
+    rows: dict[str, dict[str, Any]] = {}
     for name in names or ROWS:
         rows[name] = row_of(str(Path(checkout).resolve()), name)
         print(name, rows[name], flush=True)
-        _keep(version, rows)
+        save_rows_of_torch(FILE, rows, gpu=GPU, most_percent=MOST_PERCENT)
     return int(not all(row["holds"] for row in rows.values()))
-
-
-def _keep(version: str, rows: dict[str, dict[str, Any]]) -> None:
-    """Save rows of a PyTorch in place of the same of it."""
-    kept = json.loads(FILE.read_text(encoding="utf-8"))["rows_by_torch"] if FILE.exists() else {}
-    of_torch = {**kept, version: {**kept.get(version, {}), **rows}}
-    save(FILE, {"machine": machine(), "gpu": GPU, "most_percent": MOST_PERCENT, "rows_by_torch": of_torch})
 
 
 if __name__ == "__main__":

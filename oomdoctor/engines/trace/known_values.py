@@ -9,6 +9,7 @@ See `oomdoctor.agent.known_values`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,6 +21,7 @@ from oomdoctor.agent.operator_kinds import (
     is_out,
     is_unobserved,
     kind_of,
+    replaced,
     run_on_host,
     tensors_in,
     with_tensors,
@@ -27,7 +29,7 @@ from oomdoctor.agent.operator_kinds import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _FILLING: Final = ("aten::zero_", "aten::fill_.Scalar", "aten::fill_.Tensor")
 """Operators whose result does not depend on what was there before."""
@@ -52,14 +54,12 @@ class KnownValues:
         Raises:
             IndexError: A known index is out of range.
         """
-        if not is_unobserved():
-            return run(operator, args, kwargs)
         self.check(operator, args)
         kind, name = kind_of(operator), operator.name()
         if name in _COPYING:
             return _copied(operator, run, args, kwargs)
-        if kind is Kind.READS and _are_known(args):
-            return run_on_host(operator, _hosts(args), {})
+        if kind is Kind.READS and is_unobserved() and _are_known(args):
+            return run_on_host(operator, replaced(args, host_values), {})
         if kind is Kind.PLAIN and not is_out(operator):
             return run(operator, args, kwargs)
         return _computed(operator, run, args, kwargs)
@@ -129,7 +129,7 @@ def _laid_out(flat: Any, tensor: torch.Tensor) -> torch.Tensor:
 def _copied(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Copy a tensor to the device, on it, or from it."""
     source, is_new = args[0], operator.name() == "aten::_to_copy"
-    values = host_values(source)
+    values = host_values(source) if is_unobserved() else None
     if not is_new and args[1].is_cpu and values is not None:
         return args[1].copy_(values)
     result = run(operator, args, kwargs)
@@ -142,21 +142,27 @@ def _copied(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str,
 def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator that computes, and on the host where all that it takes is known."""
     written = [tensor for tensor in written_tensors(operator, args, kwargs) if not tensor.is_cpu]
-    fills = operator.name() in _FILLING
+    can_know, fills = kind_of(operator) is not Kind.UNKNOWN and is_unobserved(), operator.name() in _FILLING
     overwritten = written if is_out(operator) else [tensor for tensor in written if fills and not _are_known(tensor)]
-    fresh = {id(tensor): _empty_on_host(tensor) for tensor in overwritten}
-    given = with_tensors(operator, args), kwargs
-    is_known = kind_of(operator) is not Kind.UNKNOWN and _are_known((given[0], tuple(kwargs.values())), fresh)
+    fresh = {id(tensor): _empty_on_host(tensor) for tensor in overwritten} if can_know else {}
+    hosts = partial(_host_or_fresh, fresh)
+    given = with_tensors(operator, args) if can_know else args
+    is_known = can_know and _are_known((given, tuple(kwargs.values())), hosts)
     result = run(operator, args, kwargs)
     if not (written or is_known):
         return result
-    values = run_on_host(operator, _hosts(given[0], fresh), _hosts(kwargs, fresh)) if is_known else None
+    named = {name: replaced(value, hosts) for name, value in kwargs.items()} if is_known else {}
+    values = run_on_host(operator, replaced(given, hosts), named) if is_known else None
     for tensor in written:
         if values is None or id(tensor) in fresh:  # else its values were written in place
             keep_values(tensor, None if values is None else fresh[id(tensor)])
     if values is not None and not written:
         _keep_results(result, values)
     return result
+
+
+def _host_or_fresh(fresh: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor | None:
+    return fresh[id(tensor)] if id(tensor) in fresh else host_values(tensor)
 
 
 def _empty_on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,16 +176,5 @@ def _keep_results(result: Any, values: Any) -> None:
             keep_values(made, known)
 
 
-def _are_known(value: Any, fresh: dict[int, torch.Tensor] | None = None) -> bool:
-    if isinstance(value, torch.Tensor):
-        return bool(fresh and id(value) in fresh) or host_values(value) is not None
-    return all(_are_known(one, fresh) for one in value) if isinstance(value, list | tuple) else True
-
-
-def _hosts(value: Any, fresh: dict[int, torch.Tensor] | None = None) -> Any:
-    """Return arguments with the values of their tensors, and with what is written to in place of what was there."""
-    if isinstance(value, torch.Tensor):
-        return (fresh or {}).get(id(value), host_values(value))
-    if isinstance(value, dict):
-        return {name: _hosts(one, fresh) for name, one in value.items()}
-    return type(value)(_hosts(one, fresh) for one in value) if isinstance(value, list | tuple) else value
+def _are_known(value: Any, hosts: Callable[[torch.Tensor], torch.Tensor | None] = host_values) -> bool:
+    return all(hosts(tensor) is not None for tensor in tensors_in(value))
