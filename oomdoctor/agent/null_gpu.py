@@ -159,6 +159,12 @@ def _thread_states() -> list[str]:
 # --- libraries that read what a GPU computed -------------------------------------------------------------------------
 
 
+def prepare() -> None:
+    """Do what `begin` takes longest for, in a process that is to be forked and has no card yet, where the library is."""
+    if hasattr(ctypes.CDLL(None), "oomdoctor_null_reads"):
+        guarded(known_values.install)()
+
+
 def begin() -> None:
     """Keep the values that are known, note where others are read, and patch library functions that would read zeros.
 

@@ -19,6 +19,7 @@ import sys
 import traceback
 from typing import Final
 
+from oomdoctor.agent import null_gpu
 from oomdoctor.multi_card.workers import READY
 from oomdoctor.trial import worker
 from oomdoctor.trial.process import guard
@@ -30,6 +31,7 @@ _DESCRIPTORS: Final = 6
 def main(arguments: list[str]) -> int:
     """Fork workers until the parent closes the socket."""
     requests = socket.socket(fileno=int(arguments[0]))
+    null_gpu.prepare()
     gc.collect()
     gc.freeze()  # a collection in a worker would copy every page that torch's objects lie on
     requests.send(READY)
