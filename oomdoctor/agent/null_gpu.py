@@ -160,7 +160,7 @@ def _thread_states() -> list[str]:
 
 
 def prepare() -> None:
-    """Do what `begin` takes longest for, in a process that is to be forked and has no card yet, where the library is."""
+    """Do what takes `begin` longest, in a process that forks others, where it has the library of the null GPU."""
     if hasattr(ctypes.CDLL(None), "oomdoctor_null_reads"):
         guarded(known_values.install)()
 

@@ -89,6 +89,8 @@ class WorkerTrialSource(TrialSource):
         self._allocations: dict[int, str] = {}
         self._tight_allocations: dict[int, str] = {}
         self._iterations = PLAIN_ITERATIONS
+        self._kept_memory = False
+        self._is_repeatable: bool | None = None  # of a target that keeps memory; None where that is not known
         self._dependencies = Dependencies()
         self.held: HeldMemory | None = None
         self.others_bytes = 0
@@ -179,6 +181,8 @@ class WorkerTrialSource(TrialSource):
         """Run one trial; the next one finds memory as this one found it."""
         self._replace_retired()
         done = self._run(self._question(micro_batch, micro_steps, allowed_bytes))
+        if done.keeps_memory and self._is_repeatable is None:
+            self._repeat(self._question(micro_batch, micro_steps, allowed_bytes), done)
         if self.notes.growth is None and done.trial.outcome is Outcome.FITS and self._leaves_more(done):
             self._watch_growth(RunTrial(micro_batch, micro_steps, allowed_bytes))
             if self._iterations != PLAIN_ITERATIONS:
@@ -202,7 +206,19 @@ class WorkerTrialSource(TrialSource):
     def _leaves_more(self, done: TrialDone) -> bool:
         """Return whether a trial left memory behind, or its last step ended higher than its first."""
         is_left = self._start is None or done.held.allocated_bytes > self._start.allocated_bytes
+        is_left = is_left or done.keeps_memory
         return is_left or (len(done.ends) > 1 and done.ends[-1] > done.ends[0])
+
+    def _repeat(self, question: RunTrial, first: TrialDone) -> None:
+        """Run a trial again in a worker whose target kept memory of it: if it takes other memory, workers are replaced.
+
+        What was taken from the target's objects may not be all that a step changes.
+        """
+        fits = first.trial.outcome is Outcome.FITS and self._worker is not None
+        is_alike = fits and _memory_of(self._run(question)) == _memory_of(first)
+        self._is_repeatable = is_alike and self._is_repeatable is None
+        if not self._is_repeatable:
+            self.close()
 
     def _watch_growth(self, question: RunTrial) -> None:
         """Run more steps at a size, to see whether memory grows from each to the next, and until when."""
@@ -348,6 +364,7 @@ class WorkerTrialSource(TrialSource):
 
     def close(self) -> None:
         """End the worker, if there is one."""
+        self._kept_memory = False
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -361,16 +378,23 @@ class WorkerTrialSource(TrialSource):
         """Run a trial in a worker that is loaded, and end the worker where memory is left.
 
         PyTorch keeps cuDNN's plans: one that an earlier trial chose for want of memory has a new worker run the trial.
+        So does an error where memory of an earlier trial was taken from the target's objects.
         """
         self._ensure_loaded()
         what = f"the trial at micro-batch {question.micro_batch}"
         done = self._ask(question, what)
-        if not done.is_fresh:
+        may_be_to_blame = self._kept_memory and done.trial.outcome is Outcome.FAILED
+        if may_be_to_blame:
+            self._is_repeatable = False
+        if not done.is_fresh or may_be_to_blame:
             self.dependencies()
             self.close()
             self._ensure_loaded()
             done = self._ask(question, what)
+        self._kept_memory = done.keeps_memory
         self._keep_or_retire(done.held)
+        if self._is_repeatable is False and done.keeps_memory:
+            self.close()
         return done
 
     def _replace_retired(self) -> None:
@@ -393,3 +417,9 @@ class WorkerTrialSource(TrialSource):
         """Close a worker that cannot be asked any more."""
         self._dependencies |= Dependencies(unseen=("a worker was lost before it reported what the target used",))
         self.close()
+
+
+def _memory_of(done: TrialDone) -> tuple[object, ...]:
+    """Return what a trial tells of memory."""
+    trial = done.trial
+    return trial.outcome, trial.peak_allocated_bytes, trial.peak_reserved_bytes, trial.alloc_retries, done.ends

@@ -65,7 +65,7 @@ class ProcessState:
     def __init__(self, own_roots: Sequence[Path]) -> None:
         self._settings = _settings()
         self._code = _code()
-        self._own = {name: _contents(vars(module)) for name, module in _own_modules(own_roots)}
+        self._own = {name: _contents(vars(module)) for name, module in own_modules(own_roots)}
         self._sources = dict(_sources(own_roots))
 
     def is_unchanged(self) -> bool:
@@ -140,7 +140,8 @@ def _is_wrapped_by_torch(now: object, item: object) -> bool:
     return getattr(now, "__wrapped__", None) is item
 
 
-def _own_modules(own_roots: Sequence[Path]) -> Iterator[tuple[str, ModuleType]]:
+def own_modules(own_roots: Sequence[Path]) -> Iterator[tuple[str, ModuleType]]:
+    """Yield the user's modules that have been imported, by name."""
     modules: list[tuple[str, Any]] = list(sys.modules.items())  # in which programs put other things, too
     for name, module in modules:
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
@@ -157,7 +158,7 @@ def _is_below(file: str, own_roots: Sequence[Path]) -> bool:
 
 
 def _sources(own_roots: Sequence[Path]) -> Iterator[tuple[str, int]]:
-    for _, module in _own_modules(own_roots):
+    for _, module in own_modules(own_roots):
         path = Path(str(module.__file__))
         if path.is_file():  # a generated target has none
             yield str(path), path.stat().st_mtime_ns

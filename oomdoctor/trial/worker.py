@@ -26,7 +26,6 @@ import torch
 
 from oomdoctor.agent import kernel_timing, null_gpu, unknown_reads
 from oomdoctor.agent.allocator_blocks import first_steps, pack
-from oomdoctor.agent.holders import find_holder
 from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
 from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
@@ -80,9 +79,9 @@ from oomdoctor.trial.protocol import (
 from oomdoctor.trial.replay import largest_replayable
 from oomdoctor.trial.sized_trials import trials_of
 from oomdoctor.trial.step import TrialSetup
+from oomdoctor.trial.target_state import TargetState
 from oomdoctor.trial.trial import (
     Attempt,
-    await_release,
     release_memory,
     run_trial,
     set_memory_limit,
@@ -263,6 +262,7 @@ class Worker:
         )
         self._sized = trials_of(question.variant, plain, self._setup)
         self._start_bytes = torch.cuda.memory_allocated()
+        self._at_start = TargetState(model, target.own_roots)
         defer_dynamo()
         capability = torch.cuda.get_device_capability(device)
         return LoadedTarget(
@@ -294,9 +294,10 @@ class Worker:
         """Run one trial, and wait until its memory is given back."""
         attempt = run_trial(self._setup, question) if self._sized is None else self._sized.run(question)
         self._lower_cap(attempt.memory_fraction)
-        await_release(self._setup.model, self._start_bytes)
-        # Exempt the objects alive after the first clean trial from garbage collection: torch has a million.
-        if not self._is_frozen and torch.cuda.memory_allocated() == self._start_bytes:
+        holder = self._at_start.find_holder(self._is_own) if question.until_settled else None
+        self._at_start.give_back()
+        # Exempt the objects alive after the first clean trial from garbage collection, and from a search for holders.
+        if not self._is_frozen and not self._at_start.has_kept_memory:
             gc.freeze()
             self._is_frozen = True
         return TrialDone(
@@ -319,7 +320,8 @@ class Worker:
             communicators=null_gpu.communicators(),
             builds_graph=attempt.builds_graph,
             generation=attempt.generation,
-            holder=find_holder(self._setup.model, self._is_own) if question.until_settled else None,
+            holder=holder,
+            keeps_memory=self._at_start.has_kept_memory,
         )
 
     def _held(self, outcome: Outcome) -> HeldMemory:
@@ -345,10 +347,10 @@ class Worker:
     def profile(self, question: ProfileTrial) -> ProfileDone:
         """Profile one trial; an error in it is a reason in the outcome."""
         try:
-            found = profile(self._setup, question.trial, question.peak_allocated_bytes)
+            found = profile(self._setup, question.trial, question.peak_allocated_bytes, self._at_start.give_back)
         except Exception as error:  # noqa: BLE001 - the answer is there already, and stays right without this
             found = ProfileOutcome(None, f"{type(error).__name__}: {error}", Outcome.FAILED)
-        await_release(self._setup.model, self._start_bytes)
+        self._at_start.give_back()
         return ProfileDone(found, self._held(found.outcome))
 
     def count_cost(self, question: CountCost) -> CostCounted:
@@ -358,7 +360,7 @@ class Worker:
         set_memory_limit(question.allowed_bytes)
         cost = count_cost(self._setup, question.micro_batch)
         release_memory(self._setup.model)
-        await_release(self._setup.model, self._start_bytes)
+        self._at_start.give_back()
         return CostCounted(cost, held_memory())
 
     def time_step(self, question: TimeStep) -> StepTimed:
@@ -367,7 +369,7 @@ class Worker:
 
         seconds = time_step(self._setup, question)
         peak_bytes = torch.cuda.max_memory_reserved()
-        await_release(self._setup.model, self._start_bytes)
+        self._at_start.give_back()
         return StepTimed(seconds, peak_bytes, self._held(Outcome.OOM if seconds is None else Outcome.FITS))
 
     def report_dependencies(self) -> DependenciesSeen:

@@ -133,6 +133,8 @@ class TrialDone:
         communicators: Number of ranks of each NCCL communicator of a rank.
         builds_graph: Whether an evaluation built a graph, for a backward that never comes.
         generation: What generating took besides the model; None in the other modes.
+        keeps_memory: Whether the target's objects kept memory of this trial or of one before it in this worker; it was
+            taken from them.
     """
 
     trial: Trial
@@ -154,6 +156,7 @@ class TrialDone:
     communicators: tuple[int, ...] = ()
     builds_graph: bool = False
     generation: GenerationMemory | None = None
+    keeps_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,18 @@ def common(loss: str, built: str, batch: str, *, optimizer: str | None = None) -
         "adafactor": ((optimizer, adafactor),) if optimizer else made(adafactor),
         "expandable-segments": ((IMPORT, set_first.format(setting="expandable_segments:True")),),
         "max-split-size": ((IMPORT, set_first.format(setting="max_split_size_mb:128")),),
+        **compiled(built),
+    }
+
+
+def compiled(built: str) -> dict[str, Edit]:
+    """Return the edits that compile a file's model, with each budget of memory for activations."""
+    as_documented = (f"    return {built}\n", f"    return torch.compile({built})\n")
+    budget = "import torch\nimport torch._functorch.config\n\ntorch._functorch.config.activation_memory_budget = {}\n"
+    budgets = {f"compile-{percent}": percent / 100 for percent in (75, 50, 25, 10, 0)}
+    return {
+        "compile": (as_documented,),
+        **{name: ((IMPORT, budget.format(share)), as_documented) for name, share in budgets.items()},
     }
 
 

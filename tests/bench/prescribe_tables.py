@@ -3,6 +3,7 @@
     .venv/bin/python tests/bench/prescribe_tables.py
     .venv/bin/python tests/bench/prescribe_tables.py --only gpt2 vit
     .venv/bin/python tests/bench/prescribe_tables.py --only gpt2 --rows bf16 checkpoint
+    .venv/bin/python tests/bench/prescribe_tables.py --only gpt2 --rows compile
 
 The table is measured with the remedy applied to the unedited file in the worker; the edited file, of
 `prescribe_models.py`, is a plain target of a probe. Both run on a null GPU. A row is proven where the two have the same
@@ -113,7 +114,7 @@ def _proven(name: str, model: Model, folder: Path, only: list[str]) -> tuple[lis
         target_batch=model.target_batch,
         gpu=CARD,
         capacity=model.capacity,
-        beside=[remedy for remedy in ("freeze-half", "lora") if remedy in model.edits and (not only or remedy in only)],
+        beside=_beside(model, only),
         without=[one.id for one in REMEDIES if only and one.id not in only and not one.on_request],
         budget=60 if model.capacity is None else 24,
         jobs=JOBS,
@@ -132,6 +133,12 @@ def _proven(name: str, model: Model, folder: Path, only: list[str]) -> tuple[lis
         "processor_seconds": round(processor_seconds, 1),
     }
     return found, about
+
+
+def _beside(model: Model, only: list[str]) -> list[str]:
+    """Return the remedies that are measured on request, of those that are asked for; compiling takes half an hour."""
+    usual = [remedy for remedy in ("freeze-half", "lora") if remedy in model.edits and (not only or remedy in only)]
+    return [*usual, *(["compile"] if "compile" in only else [])]
 
 
 def _rows(result: PrescribeResult) -> dict[str, MeasuredRemedies]:

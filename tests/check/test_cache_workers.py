@@ -26,12 +26,9 @@ def make_batch(batch_size):
         os.kill(os.getpid(), 9)
     if (here / "leak").exists():
         (here / "leak").read_text()
-        kept.append(torch.ones(2**20, device="cuda"))
+        vars(torch).setdefault("kept", []).append(torch.ones(2**20, device="cuda"))  # where it is not looked for
         (here / "leaked.txt").read_text()
     return torch.randn(batch_size, 1024)
-
-
-kept = []
 """
 
 

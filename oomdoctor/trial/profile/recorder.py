@@ -37,7 +37,7 @@ from oomdoctor.trial.trial import run_trial
 from oomdoctor.trial.worker_answers import ProfileOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -288,7 +288,9 @@ _DETAILS: Final = (
 )
 
 
-def profile(setup: TrialSetup, question: RunTrial, peak_allocated_bytes: int | None) -> ProfileOutcome:
+def profile(
+    setup: TrialSetup, question: RunTrial, peak_allocated_bytes: int | None, give_back: Callable[[], None]
+) -> ProfileOutcome:
     """Record memory at a size.
 
     Watching must not change what is watched: the peak has to be that of a trial that nobody watches.
@@ -297,6 +299,7 @@ def profile(setup: TrialSetup, question: RunTrial, peak_allocated_bytes: int | N
         setup: The model and how it trains.
         question: The trial.
         peak_allocated_bytes: The peak of a trial that nobody watched.
+        give_back: Has memory as it was before a trial.
 
     Raises:
         TargetError: The user's file does not keep the contract.
@@ -305,11 +308,11 @@ def profile(setup: TrialSetup, question: RunTrial, peak_allocated_bytes: int | N
     for detail in _DETAILS:
         recorder = _recorder(setup, detail)
         log, outcome = _record(setup, question, recorder)
+        give_back()
         found.append(outcome)
         memory = outcome.memory
         if log is not None and memory is not None and memory.peak_allocated_bytes == peak_allocated_bytes:
             reason = f"{found[0].reason or _CHANGES}; so {detail.lack}" if detail.lack else None
-            # Last, since a target may keep what a trial leaves.
             lines = lines_at(log, recorder.events, _note_operators(setup, question), memory.peak_event)
             return replace(outcome, memory=replace(memory, source_lines=lines), reason=reason)
     first = next((one for one in found if one.memory is not None), None)
