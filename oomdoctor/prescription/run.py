@@ -134,8 +134,10 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
         reference = parse_reference(request.probe.target, directory=request.probe.directory)
     is_local = request.probe.gpu is None and has_local_gpu()
     jobs = 1 if is_local else request.jobs or default_jobs(len(BY_ID))
+    # The last probe is that of the patched copy.
+    budget = request.budget if reference is None else max(1, request.budget - 1)
     with WorkerPool(CancelToken()) as workers:
-        measuring = Measuring(request.probe, progress, workers, jobs, request.budget, request.executor)
+        measuring = Measuring(request.probe, progress, workers, jobs, budget, request.executor)
         progress.stage(f"probing {request.probe.target} as it is")
         plain = measuring.plain()
         progress.stage(f"as it is: {plain.result.micro_batch.maximum}")

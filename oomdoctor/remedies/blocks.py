@@ -278,7 +278,7 @@ def blocks_expression(model: nn.Module, names: Sequence[str]) -> str:
     parents: dict[str, list[int]] = {}
     for name in names:
         parent, _, last = name.rpartition(".")
-        if not parent or not last.isdigit():
+        if not _is_list_item(model, name):
             return f"map(model.get_submodule, {list(names)!r})"
         parents.setdefault(parent, []).append(int(last))
     parts = [
@@ -286,6 +286,14 @@ def blocks_expression(model: nn.Module, names: Sequence[str]) -> str:
         for parent, numbers in parents.items()
     ]
     return parts[0][1:] if len(parts) == 1 else f"[{', '.join(parts)}]"
+
+
+def _is_list_item(model: nn.Module, name: str) -> bool:
+    """Return whether a module is an item of a list, and so is each on the way whose name is a number."""
+    parts = name.split(".")
+    owners = [model.get_submodule(".".join(parts[:depth])) for depth, part in enumerate(parts) if part.isdigit()]
+    are_lists = all(isinstance(owner, nn.ModuleList | nn.Sequential) for owner in owners)
+    return len(parts) > 1 and parts[-1].isdigit() and are_lists
 
 
 def _attribute(path: str) -> str:

@@ -25,6 +25,7 @@ from oomdoctor.remedies.change import Change, refuse
 from oomdoctor.remedies.file_edit import FileEdit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
 _KEEPS_ROWS: Final = ("view", "reshape", "flatten", "__getitem__")
@@ -174,16 +175,16 @@ class fused_linear_cross_entropy(TorchFunctionMode, ContextDecorator):  # noqa: 
     operators but for rounding.
 
     Args:
-        outputs: Outputs of the layer.
+        outputs: Outputs of the layer; several where it may be one or another.
         library: What computes it: `torch`, `liger_kernel` or `cut_cross_entropy`.
 
     Attributes:
         fused: How often the two were one.
     """
 
-    def __init__(self, outputs: int, library: str = "torch") -> None:
+    def __init__(self, outputs: int | Sequence[int], library: str = "torch") -> None:
         super().__init__()
-        self.outputs = outputs
+        self.outputs = (outputs,) if isinstance(outputs, int) else tuple(outputs)
         self.library = library
         self.fused = 0
 
@@ -196,7 +197,7 @@ class fused_linear_cross_entropy(TorchFunctionMode, ContextDecorator):  # noqa: 
         kwargs = kwargs or {}
         if function is F.linear and torch.is_grad_enabled():
             hidden, weight, bias = _layer(*args, **kwargs)
-            if weight.shape[0] == self.outputs and not any(isinstance(item, _Logits) for item in (hidden, weight)):
+            if weight.shape[0] in self.outputs and not any(isinstance(item, _Logits) for item in (hidden, weight)):
                 kind = hidden.device.type
                 dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
                 return _Logits(hidden, weight, bias, dtype, self)
@@ -218,14 +219,18 @@ class FuseLinearCrossEntropy(Change):
     _mode: fused_linear_cross_entropy
 
     def model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Find the layer with the most outputs outside of the repeated blocks; nothing is changed in the model."""
+        """Find layers with many outputs outside of the repeated blocks; nothing is changed in the model."""
         self.check_library()
         self._outputs = _most_outputs(model)
-        if self._outputs < _LEAST_OUTPUTS:
+        if not self._outputs:
             raise refuse(f"no linear layer has as many as {_LEAST_OUTPUTS} outputs")
-        self.acts_on = f"the linear layer with {self._outputs} outputs and the `cross_entropy` on it"
+        self.acts_on = f"the linear layer with {self._named_outputs} outputs and the `cross_entropy` on it"
         self.count = self.total = 1
         return model
+
+    @property
+    def _named_outputs(self) -> str:
+        return " or ".join(map(str, self._outputs))
 
     def check_library(self) -> None:
         """See that the loss can be had.
@@ -247,23 +252,33 @@ class FuseLinearCrossEntropy(Change):
     def check_forward(self) -> None:
         """See that the two were one."""
         if not self._mode.fused:
-            raise refuse(f"no output of a linear layer with {self._outputs} outputs goes straight into `cross_entropy`")
+            raise refuse(
+                f"no output of a linear layer with {self._named_outputs} outputs goes straight into `cross_entropy`"
+            )
 
     def edit(self) -> FileEdit:
         """Return a decorator of `training_step`."""
         library = "" if self.library == "torch" else f', library="{self.library}"'
+        outputs = self._outputs[0] if len(self._outputs) == 1 else self._outputs
         return FileEdit(
             imports=("from oomdoctor.remedies.linear_cross_entropy import fused_linear_cross_entropy",),
-            decorators=(f"fused_linear_cross_entropy(outputs={self._outputs}{library})",),
+            decorators=(f"fused_linear_cross_entropy(outputs={outputs}{library})",),
         )
 
 
-def _most_outputs(model: torch.nn.Module) -> int:
-    """Return the outputs of the last layer: blocks may have wider ones, and their outputs are no logits."""
+def _most_outputs(model: torch.nn.Module) -> tuple[int, ...]:
+    """Return the outputs of the last layer: blocks may have wider ones, and their outputs are no logits.
+
+    Its weight may be an embedding's or a parameter of any module; where the largest is, it may as well be an input's,
+    and the widest linear layer the last.
+    """
     inside = {id(parameter) for _, block in repeated_blocks(model) for parameter in block.parameters()}
     matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]  # noqa: PLR2004
-    outside = [matrix for matrix in matrices if id(matrix) not in inside]
-    return max((matrix.shape[0] for matrix in outside or matrices), default=0)
+    outside = [matrix for matrix in matrices if id(matrix) not in inside] or matrices
+    layers = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Linear)}
+    widest = max((matrix.shape[0] for matrix in outside), default=0)
+    widest_layer = max((matrix.shape[0] for matrix in outside if id(matrix) in layers), default=0)
+    return tuple(dict.fromkeys(outputs for outputs in (widest, widest_layer) if outputs >= _LEAST_OUTPUTS))
 
 
 class FuseByLiger(FuseLinearCrossEntropy):

@@ -311,7 +311,7 @@ def _legend(result: PrescribeResult) -> Iterator[str]:
     yield f"combined was what keeps {kept} (`--keep`); what goes to the host only where `--with` names it"
     yield (
         f"FLOPs: recomputed; touched: bytes that operators read and write more, both of a step {at} as PyTorch "
-        "dispatches it and no measure of time; to host: bytes of a forward"
+        "dispatches it and no measure of time; to host: bytes of a forward at the row's own maximum"
     )
     if unknown := sorted({name for row in (*result.alone, *result.combined) for name in row.unknown_operators}):
         yield f"operators without a known count: {', '.join(f'`{name}`' for name in unknown[:5])}"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Beginnings of the names of operators in `aten` that multiply no matrices; those with the tag `pointwise` need no name.
 _WITHOUT_PRODUCTS: Final = re.compile(
-    "_?(?:adaptive_)?(?:max|avg)_pool|_?(?:log_)?softmax|_?foreach_|_?fused_(?:ada|sgd|dropout|rms)|_?unsafe_|"
+    "_?(?:adaptive_)?(?:max|avg)_pool|_?(?:safe_|log_)?softmax|_?foreach_|_?fused_(?:ada|sgd|dropout|rms)|_?unsafe_|"
     "_?(?:native|cudnn|miopen)?_?(?:batch|layer|group|rms|instance)_norm|_?to_copy|_?reshape_|_local_scalar|_assert|"
     "_cudnn_init|_?(?:new|embedding|nll_loss|masked|index|gather|scatter|segment|upsample|native_dropout|pad|weight_norm)|"
     "select|slice|diagonal|unfold|as_strided|set|resize|cat|stack|split|clone|copy|detach|lift|alias|repeat|roll|flip|"
@@ -42,6 +42,7 @@ _WITHOUT_PRODUCTS: Final = re.compile(
     "sum|mean|var|std|max|min|arg|amax|amin|aminmax|any|all|prod|cum|logcumsum|sort|topk|kthvalue|median|mode|unique|"
     "nonzero|count|bincount|hist|searchsorted|bucketize|where|tril|triu|linalg_vector_norm|norm|logsumexp|equal|is|"
     "constant_pad|reflection_pad|replication_pad|im2col|col2im|pixel_|channel_shuffle|grid_sampler|one_hot|glu|"
+    "scalar_tensor|floor_divide|hardswish|hardsigmoid|hardtanh|hardshrink|softshrink|"
     "binary_cross|mse_|l1_|smooth_|huber|kl_div|ctc_loss|_ctc_loss|item|view|contiguous|record_stream|_thnn_fused|"
     "_efficientzerotensor|_nested_|_conj|_neg_view|_amp_|_has_|_pin|is_pinned|_resize|_chunk|_stack|_cat"
 )
@@ -131,11 +132,18 @@ def _recurrent(rows: torch.Tensor, weights: list[torch.Tensor], *_: object, **__
     return 2 * (rows.numel() // rows.shape[-1]) * sum(weight.numel() for weight in weights if weight.dim() > 1)
 
 
+def _grouped(rows: torch.Tensor, columns: torch.Tensor, *_: object, **__: object) -> int:
+    """Return operations of products in groups: each row meets the columns of its own group alone."""
+    groups = rows.shape[0] if (rows.dim(), columns.dim()) == (3, 2) else 1
+    return 2 * (rows.numel() // groups) * columns.shape[-1]
+
+
 def _recurrent_backward(*args: Any, **kwargs: Any) -> int:  # noqa: ANN401 - an operator's
     return 2 * _recurrent(*args, **kwargs)
 
 
 _FORMULAS: Final[dict[str, Callable[..., int]]] = {
+    "_grouped_mm": _grouped,
     "_cudnn_rnn": _recurrent,
     "_cudnn_rnn_backward": _recurrent_backward,
     "dot": lambda one, *_, **__: 2 * one.numel(),

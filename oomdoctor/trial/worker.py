@@ -287,7 +287,7 @@ class Worker:
         if self._state is None:
             raise RuntimeError("a target is released after it was loaded")
         sources = self._state.sources(self.own_roots)
-        del self._setup, self._sized
+        del self._setup, self._sized, self._at_start
         return TargetReleased(gives_back_all() and self._state.is_unchanged(), sources)
 
     def run(self, question: RunTrial) -> TrialDone:

@@ -200,7 +200,7 @@ def test_a_row_is_the_probe_of_a_file_edited_by_hand(name: str, everything: Pres
 def test_a_trace_has_the_rows_of_the_null_gpu(everything: PrescribeDocument, tmp_path: Path) -> None:
     """Of the remedies whose operators it knows; it copies no offloaded activations, and refuses compiled code."""
     known = {"checkpoint", "checkpoint-keep-attention", "offload-activations", "lora"}
-    asked = (*without_all_but(*known), "--with", "lora", "--with", "compile", "--budget", "5")
+    asked = (*without_all_but(*known), "--with", "lora", "--with", "compile", "--budget", "6")
     rows = {row.remedies[0]: row for row in prescribed(tmp_path, "--engine", "trace", *asked).result.alone}
     assert "the trace engine" in (rows["compile-50"].problem or "")
     for expected in everything.result.alone:
@@ -411,9 +411,95 @@ def test_checkpointed_convolutions_ask_for_their_plans_in_the_backward_as_well(t
     assert row.notes == ("batch norms in the blocks update their running statistics twice a step",)
 
 
+TAGGER = """
+import torch
+from torch import nn
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.tags = nn.Embedding(20000, 64), nn.Linear(64, 5000)
+
+    def forward(self, words):
+        return self.tags(self.words(words))
+
+
+def build_model():
+    return Tagger()
+
+
+def make_batch(batch_size):
+    return torch.randint(20000, (batch_size, 64)), torch.randint(5000, (batch_size, 64))
+
+
+def training_step(model, batch):
+    words, tags = batch
+    return nn.functional.cross_entropy(model(words).flatten(0, 1), tags.flatten())
+"""
+
+
+@pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
+def test_logits_are_found_where_fewer_words_go_out_than_come_in(tmp_path: Path) -> None:
+    """The widest matrix is the embedding of the input, and the loss on the last layer's output is fused all the same."""
+    options = ("--target-batch", "2048", "--capacity", "512MiB", *without_all_but("fused-cross-entropy"))
+    result = prescribed(tmp_path, *options, source=TAGGER).result
+    (row,) = result.alone
+    assert row.outcome == "measured", row.problem
+    assert row.maximum > 4 * result.plain.maximum
+    assert result.patch is not None
+    assert "outputs=(20000, 5000)" in result.patch.diff
+
+
+NUMBERED = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleDict({str(number): Block() for number in range(4)})
+
+    def forward(self, x):
+        for block in self.blocks.values():
+            x = block(x)
+        return x
+
+
+def build_model():
+    return Model()
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 64, 256)
+
+
+def training_step(model, batch):
+    return model(batch).square().mean()
+"""
+
+
+def test_blocks_in_a_dictionary_with_numbers_for_names_are_patched(tmp_path: Path) -> None:
+    """They are no list, although their names are numbers: the patch is proven."""
+    options = ("--target-batch", "4096", "--capacity", "512MiB", *without_all_but("checkpoint"))
+    result = prescribed(tmp_path, *options, source=NUMBERED).result
+    assert result.patch is not None, result.patch_problem
+    assert result.patch.maximum > result.plain.maximum
+
+
 def test_the_budget_bounds_the_probes(tmp_path: Path) -> None:
-    """What it does not reach is named, and nothing is left out in silence."""
-    found = prescribed(tmp_path, "--budget", "2", *without_all_but("checkpoint", "drop-leftovers", "bf16")).result
+    """What it does not reach is named, and nothing is left out in silence; the patch is proven within it."""
+    found = prescribed(tmp_path, "--budget", "3", *without_all_but("checkpoint", "drop-leftovers", "bf16")).result
     assert found.probes <= 3
     problems = [row.problem for row in found.alone if row.outcome == "not_measured"]
     assert problems == ["the budget of probes was spent"] * 2

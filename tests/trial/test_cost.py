@@ -46,6 +46,31 @@ def test_a_checkpoint_computes_its_forward_twice() -> None:
     assert counts[1] - counts[0] in (2 * ROWS * WIDTH * WIDTH, 4 * ROWS * WIDTH * WIDTH)
 
 
+def test_operators_that_multiply_no_matrices_leave_the_count_known() -> None:
+    """Scalars, activations that mobile networks use, and softmax of masked rows are no products."""
+    x = torch.randn(2, 1, 4, 4, requires_grad=True)
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    with CostCounter() as counter:
+        y = nn.functional.hardswish(x) + nn.functional.hardsigmoid(x) + nn.functional.hardtanh(x)
+        torch.scalar_tensor(1.0)
+        torch.arange(4) // 2
+        torch.ops.aten._safe_softmax(y.masked_fill(~mask, -torch.inf), -1).sum().backward()
+    assert counter.unknown == set()
+    assert counter.flops == 0
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this PyTorch has no product in groups")
+def test_a_product_in_groups_is_that_of_its_parts() -> None:
+    """Each of eight rows meets the matrix of its own expert alone."""
+    rows, experts = torch.randn(ROWS, WIDTH), torch.randn(2, WIDTH, 2 * WIDTH)
+    with CostCounter() as counter:
+        torch._grouped_mm(
+            rows.bfloat16(), experts.bfloat16(), offs=torch.tensor([ROWS // 2, ROWS], dtype=torch.int32)
+        )
+    assert counter.flops == 2 * ROWS * WIDTH * 2 * WIDTH
+    assert counter.unknown == set()
+
+
 def test_an_operator_without_a_formula_is_unknown() -> None:
     """A custom operator may multiply anything: its name is kept, and nothing is made up."""
 
