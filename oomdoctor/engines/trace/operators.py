@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.engines.trace import storages
 from oomdoctor.engines.trace.kernels import (
     attention,
     convolutions,
@@ -102,6 +103,7 @@ def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         **recurrent.kernels(),
         **reductions.kernels(),
         **sorting.kernels(device),
+        **storages.kernels(),
     }
     found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}
     found |= {operator: partial(run_host_view, operator) for operator in map(operator_named, HOST_VIEWS)}

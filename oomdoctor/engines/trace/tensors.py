@@ -134,21 +134,15 @@ def _on_emulated_device(make: Any) -> Any:  # noqa: ANN401 - a function of torch
 
 
 def _patch_addresses(patches: Patches, base: Any) -> None:  # noqa: ANN401
-    storage_class = torch.UntypedStorage
-    storage_address, tensor_address = storage_class.data_ptr, base.data_ptr
-
-    def address_of_storage(storage: Any) -> int:  # noqa: ANN401
-        block = getattr(storage, "_oomdoctor_block", None)
-        return block.address if block is not None else storage_address(storage)
+    tensor_address = base.data_ptr
 
     def address_of_tensor(tensor: torch.Tensor) -> int:
         if tensor.is_cpu:
             address: int = tensor_address(tensor)
             return address
-        start = address_of_storage(tensor.untyped_storage())
+        start = tensor.untyped_storage().data_ptr()  # which `storages` answers
         return start and start + int(tensor.storage_offset()) * tensor.element_size()
 
-    patches.set(storage_class, "data_ptr", address_of_storage)
     patches.set(torch.Tensor, "data_ptr", address_of_tensor)
 
 

@@ -71,7 +71,7 @@ def partial_results(
     if not 0 < tensor.numel() <= _LARGEST_32_BIT:
         return ()
     rank = tensor.dim()
-    chosen = {dim % rank for dim in dims} if dims else set(range(rank))
+    chosen = {dim % max(rank, 1) for dim in dims} if dims else set(range(rank))
     axes = [
         (tensor.shape[dim], tensor.stride(dim), dim in chosen) for dim in reversed(range(rank))
     ]  # TensorIterator begins with the last dimension
