@@ -88,6 +88,8 @@ def host_values(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the values of a tensor, as a tensor of the host with its layout; None where they are not known."""
     if tensor.is_cpu:
         return tensor
+    if not tensor.numel() and not tensor.dtype.is_floating_point:
+        return _empty_on_host(tensor)
     flat = getattr(tensor.untyped_storage(), "_oomdoctor_values", None)
     if flat is None:
         return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.engines.trace.known_values import host_values
 from oomdoctor.engines.trace.torch_internals import (
     EMULATED_DEVICE,
     cache_device_constructors,
@@ -163,10 +164,26 @@ def _patch_printing(patches: Patches, device: EmulatedDevice) -> None:
     def shown(tensor: torch.Tensor, **kwargs: Any) -> str:  # noqa: ANN401
         if tensor.is_cpu or not tensor.is_cuda:
             return show(tensor, **kwargs)
-        device.note_read()
-        return f"{show(torch.zeros(tensor.shape, dtype=tensor.dtype), **kwargs)[:-1]}, device='cuda:0')"
+        values = host_values(tensor)
+        if values is None:
+            device.note_read()
+            values = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return f"{show(values, **kwargs)[:-1]}, device='cuda:0')"
 
     patches.set(torch.Tensor, "__repr__", shown)
+    to_numpy = tensor_base().numpy
+
+    def as_array(tensor: torch.Tensor, **kwargs: Any) -> Any:  # noqa: ANN401 - of NumPy
+        if not tensor.is_cpu and tensor.is_cuda:
+            raise TypeError(_NO_ARRAY)
+        return to_numpy(tensor, **kwargs)
+
+    patches.set(torch.Tensor, "numpy", as_array)
+
+
+_NO_ARRAY: Final = (
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+)
 
 
 _FACTORY_FUNCTIONS: Final = ("empty", "empty_like", "empty_strided", "zeros", "ones", "full", "rand", "randn", "tensor")
