@@ -56,6 +56,8 @@ class KnownValues:
         """
         self.check(operator, args)
         kind, name = kind_of(operator), operator.name()
+        if name == "aten::resize_":
+            return run(operator, args, kwargs)  # its storage, and with it what is known, is another where it grows
         if name in _COPYING:
             return _copied(operator, run, args, kwargs)
         if kind is Kind.READS and is_unobserved() and _are_known(args):

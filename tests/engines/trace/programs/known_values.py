@@ -60,7 +60,8 @@ def _joined(device: str) -> Any:
 def _compared(device: str) -> Any:
     labels = torch.tensor([3, 0, 9, 4]).to(device)
     same = torch.equal(labels, labels.clone()), torch.equal(labels, labels + 1)
-    return [labels.min().item(), bool(labels.max() < 10), (labels > 3).tolist(), *same]
+    cut = labels.clone().resize_(2)
+    return [cut.tolist(), labels.min().item(), bool(labels.max() < 10), (labels > 3).tolist(), *same]
 
 
 def _reduced(device: str) -> Any:
