@@ -50,6 +50,8 @@ _FOUND = {
 CASES = {
     **{f"{name} of few": case(lambda _, find=find: find(1000), leaf(2)) for name, find in _FOUND.items()},
     **{f"{name} of many": case(lambda _, find=find: find(300_000), leaf(2)) for name, find in _FOUND.items()},
+    "sum beyond 32 bits": case(lambda x: x.sum(0), leaf(1_327_104, 1000)),
+    "sum of all beyond 32 bits": case(lambda x: x.sum(), leaf(3_000_000, 1000)),
     "masked": case(lambda x: x[_every(3, 5000)], leaf(5000, 16)),
     "masked elements": case(lambda x: x[_every(3, 5000).view(500, 10)], leaf(500, 10)),
     "masked columns": case(lambda x: x[:, _every(3, 50)], leaf(300, 50)),
