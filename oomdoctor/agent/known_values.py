@@ -24,11 +24,12 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import folded_constants, imports, index_bounds, unknown_reads
+from . import deep_copies, folded_constants, imports, index_bounds, unknown_reads
 from .assumed_values import AssumedValues
 from .guard import guarded, note_failure
 from .operator_kinds import (
     Kind,
+    given_to,
     is_out,
     is_unobserved,
     kind_of,
@@ -78,8 +79,10 @@ _COUNTING = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive
 def install() -> None:
     """Begin to keep values, in a process on a null GPU that has imported torch."""
     if not _INSTALLED:
-        _INSTALLED.append(KnownValues(sys.modules["torch"]))
+        torch = sys.modules["torch"]
+        _INSTALLED.append(KnownValues(torch))
         folded_constants.keep_constants(_INSTALLED[0])
+        deep_copies.keep_values(torch, VALUES)
 
 
 def host_values(tensor: Any) -> Any:
@@ -281,6 +284,10 @@ class KnownValues:
         if kind is Kind.PLAIN:
             return self._run_plain, []
         written = [tensor for tensor in written_tensors(operator, args, kwargs) if not tensor.is_cpu]
+        if operator.name() == "aten::resize_":
+            return self._run_resized, written
+        if is_out(operator) and is_unobserved() and self._are_known((args, given_to(operator, kwargs))):
+            return self._run_out, written
         if kind is not Kind.UNKNOWN and is_unobserved() and self._are_known((args, tuple(kwargs.values()))):
             return self._run_known, written
         for tensor in written:
@@ -290,6 +297,42 @@ class KnownValues:
 
     def _run_plain(self, operator: Any, below: Any, given: Any, _written: list[Any]) -> Any:
         return operator.redispatch(below, *given[0], **given[1])
+
+    def _run_resized(self, operator: Any, below: Any, given: Any, written: list[Any]) -> Any:
+        """Give a tensor another shape; its values stay known where its storage does not grow."""
+        nbytes = [tensor.untyped_storage().nbytes() for tensor in written]
+        result = operator.redispatch(below, *given[0], **given[1])
+        for tensor, before in zip(written, nbytes):  # noqa: B905 - Python 3.8 has no `strict`
+            if tensor.untyped_storage().nbytes() != before:
+                guarded(self._forget)(tensor)
+        return result
+
+    def _run_out(self, operator: Any, below: Any, given: Any, written: list[Any]) -> Any:
+        """Run an operator that writes to tensors that it is given for that, and keep what it writes where they can."""
+        args, kwargs = given
+        with self._c._ExcludeDispatchKeyGuard(self._keys):
+            result = operator.redispatch(below, *args, **kwargs)
+        guarded(self._keep_written)(operator, args, kwargs, written)
+        return result
+
+    def _keep_written(self, operator: Any, args: Any, kwargs: dict[str, Any], written: list[Any]) -> None:
+        assumed = self._assumed((args, given_to(operator, kwargs)))
+        with self._torch.inference_mode(mode=False):
+            fresh = {id(tensor): self._torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in written}
+
+            def host(tensor: Any) -> Any:
+                return fresh[id(tensor)] if id(tensor) in fresh else self.host(tensor)
+
+            options = {name: replaced(value, host) for name, value in kwargs.items()}
+            values = run_on_host(operator, replaced(args, host), options)
+            for tensor in written:
+                kept = self.host(tensor)
+                if values is None or kept is None:
+                    self._forget(tensor)
+                    continue
+                kept.copy_(fresh[id(tensor)])
+                if assumed:
+                    self._assume(tensor, assumed)
 
     def _run_absorbed(self, operator: Any, below: Any, given: Any, _written: list[Any]) -> Any:
         """Run `and` or `or`, whose result is known where one argument decides it: all zero, or all true."""

@@ -26,6 +26,10 @@ class Kind(enum.Enum):
     UNKNOWN = enum.auto()  # what it computes is not known, as of random numbers and of what ranks send
 
 
+_OF_NUMBERS = ("aten::where.ScalarOther", "aten::where.ScalarSelf", "aten::where.Scalar")
+"""Operators made of others that get a number as a tensor of the device, whose value nobody would know."""
+
+
 @functools.lru_cache(maxsize=None)
 def kind_of(operator: Any) -> Kind:
     """Return what an operator does."""
@@ -34,6 +38,8 @@ def kind_of(operator: Any) -> Kind:
         return Kind.PLAIN if name.startswith("prims::") else Kind.UNKNOWN
     if name in ("aten::_local_scalar_dense", "aten::equal"):
         return Kind.READS
+    if name in _OF_NUMBERS:
+        return Kind.COMPUTES
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     is_view = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     returns_tensors = any("Tensor" in str(one.type) for one in schema.returns)
@@ -69,6 +75,12 @@ def written_tensors(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[An
         if argument.alias_info is not None and argument.alias_info.is_write:
             found += tensors_in(args[index] if index < len(args) else kwargs.get(argument.name))
     return found
+
+
+def given_to(operator: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments by name that an operator reads, without those that it writes to."""
+    outs = [argument.name for argument in operator._schema.arguments if argument.is_out]
+    return tuple(value for name, value in kwargs.items() if name not in outs)
 
 
 def with_tensors(operator: Any, args: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from oomdoctor.axes import read_grid, read_sizes
 from oomdoctor.multi_card.frontier import FrontierRequest, find_frontier
+from oomdoctor.option_values import by_parameters
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import build_request, build_searched
 
@@ -48,6 +49,7 @@ class ProbeOptions(TypedDict, total=False):
     eval_batch: int | None
 
 
+@by_parameters
 def frontier(  # noqa: PLR0913 - one parameter an option
     target: str | os.PathLike[str] | Sequence[str],
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oomdoctor.option_values import by_parameters
 from oomdoctor.prescription.run import DEFAULT_BUDGET, PrescribeRequest
 from oomdoctor.prescription.run import prescribe as run_prescribe
 from oomdoctor.progress import SilentProgress
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from oomdoctor.results import Precision, PrescribeDocument
 
 
+@by_parameters
 def prescribe(  # noqa: PLR0913 - one parameter an option
     target: str | os.PathLike[str] | Sequence[str],
     *,

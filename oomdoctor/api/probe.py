@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oomdoctor.option_values import by_parameters
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import DEFAULT_HEADROOM, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request
 from oomdoctor.trial.answer import document_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from oomdoctor.results.variant import CacheKind, Mode
 
 
+@by_parameters
 def probe(  # noqa: PLR0913 - one parameter an option
     target: str | os.PathLike[str] | Sequence[str],
     *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from oomdoctor.option_values import by_parameters
 from oomdoctor.progress import SilentProgress
 from oomdoctor.verification.run import DEFAULT_PARTS, DEFAULT_TIMEOUT_SECONDS, build_verify_request
 from oomdoctor.verification.run import verify as run_verify
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from oomdoctor.results import VerifyDocument
 
 
+@by_parameters
 def verify(  # noqa: PLR0913 - one parameter an option
     target: str | os.PathLike[str] | Sequence[str],
     *,

@@ -19,6 +19,7 @@ from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
 from oomdoctor.modes import build_evaluation, build_generation, generated_tokens
+from oomdoctor.option_values import in_parameters
 from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, as_key, build_request, read_override
 from oomdoctor.run.launcher import parse_ranks
 from oomdoctor.search.probe_search import share_of
@@ -419,7 +420,14 @@ class _EntryReader:
         try:
             yield
         except UsageError as error:
-            raise self.settled.refusal(key, f"is wrong: {error.message}", error.hint) from None
+            raise self.settled.refusal(key, f"is wrong: {error.message}", self._hint(key, error.hint)) from None
+
+    def _hint(self, key: str, hint: str | None) -> str | None:
+        """Return a hint that names keys where it names options, unless the value was given as an option."""
+        origin = self.settled.settled.origins.get(key.replace("-", "_"))
+        if hint is None or origin == COMMAND_LINE:
+            return hint
+        return in_parameters(hint, CheckEntry.__dataclass_fields__, as_key)
 
 
 def _as_key(parameter: str) -> str:

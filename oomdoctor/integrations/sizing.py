@@ -23,6 +23,7 @@ from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.monitor import cuda_devices, read_gpus
 from oomdoctor.errors import NoAnswerError, OomdoctorError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
+from oomdoctor.option_values import by_parameters
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import build_request
 from oomdoctor.search.probe_search import per_device_target
@@ -32,9 +33,10 @@ from oomdoctor.trial.process import CancelToken
 from oomdoctor.trial.shared_workers import SharedWorkers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Unpack
 
+    from oomdoctor.option_values import Given, Returned
     from oomdoctor.request import EngineName, ProbeRequest
     from oomdoctor.results import Accumulation, Precision, ProbeDocument
 
@@ -124,6 +126,11 @@ def size(
     return Sizing(_own_sizer().ask(build_question(target, parameters, target_batch, gpu, options)))
 
 
+def _by_options(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    return by_parameters(function, (*SizeOptions.__annotations__, "target_batch", "gpu"))
+
+
+@_by_options
 def build_question(
     target: str | Sequence[str],
     parameters: Mapping[str, object],
@@ -246,6 +253,7 @@ class Sizer:
         self._lock = Lock()
         self._answers: dict[tuple[ProbeRequest, str], Future[ProbeDocument]] = {}
 
+    @_by_options
     def ask(self, request: ProbeRequest) -> ProbeDocument:
         """Return the answer to a question, which another thread may be finding.
 

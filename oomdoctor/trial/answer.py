@@ -365,6 +365,10 @@ _ASSUMED = {
         "the work areas of cuSOLVER (SVD, eigenvalues, QR, Cholesky) are known on a GPU alone and count as 0; training "
         "may need more while it runs"
     ),
+    "host-room": (
+        "this host has no room for the weights of some sizes: those models were built on the meta device, where "
+        "tensors have no values"
+    ),
 }
 
 

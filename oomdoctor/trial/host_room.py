@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _MOST_OF_FREE: Final = 0.8
 """Part of the free memory that weights may take: batches, libraries and other programs need some."""
+HOST_ROOM: Final = "host-room"
+"""The name by which results tell that some sizes of a model were built without values."""
 _HINT: Final = (
     "this host has no room for the model, which is built on the meta device therefore, where tensors have no values: "
     "compute what `build_model` reads in plain Python, or under `with torch.device('cpu'):`"

@@ -14,10 +14,10 @@ from oomdoctor.target.contract import make_one_batch
 from oomdoctor.target.placement import BatchShape
 from oomdoctor.target.sizes import model_takes, with_sizes
 from oomdoctor.trial.generation import check_length
+from oomdoctor.trial.host_room import HOST_ROOM, build_where_room_is
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.step import is_about_size
 from oomdoctor.trial.trial import Attempt, run_trial
-from oomdoctor.trial.variants import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 
 class Trials(Protocol):
-    """Runs trials whose size is not a micro-batch."""
+    """Runs trials whose size is not a micro-batch.
+
+    Attributes:
+        assumptions: What the trials assumed that others of their target do not, by the names of results.
+    """
+
+    assumptions: tuple[str, ...]
 
     def run(self, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
         """Run one trial.
@@ -71,6 +77,7 @@ class SizedTrials:
     """
 
     def __init__(self, plain: Target, setup: TrialSetup, searched: SearchedSize) -> None:
+        self.assumptions: tuple[str, ...] = ()
         self._plain = plain
         self._setup = setup
         self._searched = searched
@@ -81,7 +88,7 @@ class SizedTrials:
                 hint=f"ask at each size: `--over {searched.name}=...`",
             )
         if self._rebuilds:
-            setup.model.to("cpu")
+            setup.placement.leave(setup.model)
 
     def run(self, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
         """Run one trial, whose size counts multiples of the searched size.
@@ -99,10 +106,12 @@ class SizedTrials:
                 return _not_built(question, problem)
         if self._rebuilds:
             try:
-                model = build_model(target, setup.changes).train()
+                model, placement = build_where_room_is(target, setup.changes, setup.placement)
             except TargetError as problem:
                 return _not_built(question, problem)
-            setup = replace(setup, model=model, places_model=True)
+            if placement.told:
+                self.assumptions = (HOST_ROOM,)
+            setup = replace(setup, model=model.train(), placement=placement, places_model=True)
         attempt = run_trial(setup, replace(question, micro_batch=self._searched.micro_batch), meter)
         return replace(attempt, trial=replace(attempt.trial, micro_batch=question.micro_batch))
 
@@ -135,6 +144,7 @@ class BucketTrials:
     """
 
     def __init__(self, setup: TrialSetup, buckets: tuple[Bucket, ...]) -> None:
+        self.assumptions: tuple[str, ...] = ()
         self._setup = setup
         self._buckets = sorted(buckets, key=lambda bucket: -math.prod(axis.size for axis in bucket.sizes))
         self._running = self._buckets[0]

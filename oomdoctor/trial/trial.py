@@ -289,7 +289,7 @@ def _part_that_raised(error: BaseException) -> str:
 
 def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     if setup.places_model:
-        setup.model.to(setup.device)
+        setup.placement.place(setup.model, setup.device)
     optimizer = make_optimizer(setup.target, setup.model, setup.variant.optimizer)
     optimizer = setup.changes.optimizer(optimizer)
     training.optimizer_name = type(optimizer).__name__
@@ -346,7 +346,7 @@ class _Between:
 def _evaluate(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     """Evaluate batch after batch; as in a loop, the last one's output is alive while the next is evaluated."""
     if setup.places_model:
-        setup.model.to(setup.device)
+        setup.placement.place(setup.model, setup.device)
     evaluation = Evaluation(setup, without_graph=question.without_graph)
     meter, batch, output = training.meter, None, None
     started = time.monotonic()
@@ -368,7 +368,7 @@ def _generate(setup: TrialSetup, training: _Training, question: RunTrial) -> Non
     if generation is None:
         raise RuntimeError("a variant that generates says how many tokens")
     if setup.places_model:
-        setup.model.to(setup.device)
+        setup.placement.place(setup.model, setup.device)
     loop = GenerationLoop(setup, generation, all_logits=question.all_logits)
     started = time.monotonic()
     with evaluating(setup.model), torch.no_grad():

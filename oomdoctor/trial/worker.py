@@ -312,7 +312,7 @@ class Worker:
             held=self._held(attempt.trial.outcome),
             capacity_bytes=capacity_bytes(self._cap_bytes, self._reserve_bytes),
             unknown_calls=unknown_calls(),
-            assumptions=assumptions(),
+            assumptions=(*assumptions(), *(self._sized.assumptions if self._sized else ())),
             memory_fraction=self._memory_fraction,
             ends=attempt.ends,
             host_bytes=self._setup.changes.host_bytes,

@@ -253,6 +253,11 @@ def test_sizes_are_filled_in_where_a_command_has_them() -> None:
             "`at-least` of `pretrain` in `oomdoctor.toml` is 64, and nothing above `up-to = 32` is tried",
             "",
         ),
+        (
+            'gpu = "rtx 9999"',
+            "`gpu` of `pretrain` in `oomdoctor.toml` is wrong: no GPU called `rtx 9999` is known",
+            '`memory = "24GiB"` needs no name',
+        ),
         ("at-least = 8", "`at-least` of `pretrain` in `oomdoctor.toml` is for `largest`", "`min-micro-batch`"),
         ("up-to = 8", "`up-to` of `pretrain` in `oomdoctor.toml` is wrong: `up-to` is for `largest`", "drop this"),
         ("buckets = []", "`buckets` of `pretrain` in `oomdoctor.toml` is wrong", "micro-batch = 32 }`"),

@@ -96,14 +96,70 @@ with emulated_cuda(find_card("t4")) as device:
     print(json.dumps({"told": placement.told, "placed": placed, "tied": tied, "scale": str(model.scale.device),
         "weights": storage_bytes([*model.parameters(), *model.buffers()]), "peak": torch.cuda.max_memory_allocated()}))
 """
+SIZED = """\
+import torch
+from torch import nn
+
+
+def build_model(width=64):
+    return nn.Sequential(nn.Linear(width, width), nn.Linear(width, 1))
+
+
+def make_batch(batch_size, width=64):
+    return torch.zeros(batch_size, width)
+
+
+def training_step(model, batch):
+    return model(batch).mean()
+"""
+OF_SIZES = """\
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+import torch
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.trace.emulation import emulated_cuda
+from oomdoctor.remedies.applied import Changes
+from oomdoctor.results import Variant
+from oomdoctor.results.variant import SearchedSize
+from oomdoctor.target.importing import load_target
+from oomdoctor.target.placement import BatchShape
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.target.sizes import with_sizes
+from oomdoctor.trial import host_room
+from oomdoctor.trial.device import set_emulated_device
+from oomdoctor.trial.loading import build_on_host, place_model
+from oomdoctor.trial.meters import WorkerMeter
+from oomdoctor.trial.placement import Placement
+from oomdoctor.trial.protocol import RunTrial
+from oomdoctor.trial.sized_trials import SizedTrials
+from oomdoctor.trial.step import TrialSetup
+
+free_bytes = int(sys.argv[1])
+host_room.free_host_bytes = lambda: free_bytes
+with emulated_cuda(find_card("t4")) as emulated:
+    set_emulated_device(emulated)
+    device, searched = torch.device("cuda", 0), SearchedSize("width", 2)
+    plain = load_target(parse_reference("model.py", directory=Path.cwd()))
+    target = with_sizes(plain, {"width": 1})
+    model, placement = build_on_host(target, Changes(()), Placement())
+    model, _ = place_model(target, model, device, WorkerMeter(), placement)
+    setup = TrialSetup(
+        target, model, device, Variant(searched=searched), computes=False, shape=BatchShape(), placement=placement
+    )
+    sized = SizedTrials(plain, setup, searched)
+    trials = [sized.run(RunTrial(width, 1, 1 << 30)).trial for width in (64, 512, 64)]
+    peaks = [[trial.outcome, trial.peak_allocated_bytes] for trial in trials]
+    print(json.dumps({"peaks": peaks, "assumed": sized.assumptions}))
+"""
 
 
 PATHS = {"PYTHONPATH": python_path(Path(__file__).parents[2])}
 
 
-def _ask(folder: Path, model: str, free_bytes: int) -> dict[str, Any]:
+def _ask(folder: Path, model: str, free_bytes: int, program: str = PROGRAM) -> dict[str, Any]:
     (folder / "model.py").write_text(model)
-    (folder / "ask.py").write_text(PROGRAM)
+    (folder / "ask.py").write_text(program)
     ran = run_program(
         sys.executable, [str(folder / "ask.py"), str(free_bytes)], {**os.environ, **PATHS}, timeout=60, cwd=folder
     )
@@ -128,3 +184,12 @@ def test_a_model_that_reads_its_weights_gets_a_hint(tmp_path: Path) -> None:
 
     assert "meta" in found["error"]
     assert found["hint"].startswith("this host has no room for the model")
+
+
+def test_a_model_that_a_size_sizes_is_built_where_room_is(tmp_path: Path) -> None:
+    """Of sizes that each have a model of their own, those without room take the same too, and the result says so."""
+    roomy, tight = (_ask(tmp_path, SIZED, free, OF_SIZES) for free in (1 << 40, 300_000))
+
+    assert [outcome for outcome, _ in tight["peaks"]] == ["fits"] * 3
+    assert tight["peaks"] == roomy["peaks"]
+    assert (roomy["assumed"], tight["assumed"]) == ([], ["host-room"])

@@ -23,6 +23,7 @@ from oomdoctor.engines.trace.kernels import reductions
 from oomdoctor.engines.trace.operators import autograd_overrides
 from oomdoctor.engines.trace.plans import Kernels
 from oomdoctor.engines.trace.refusals import refuse_compiled, refuse_unsupported
+from oomdoctor.engines.trace.storages import patch_storages
 from oomdoctor.engines.trace.tensors import Patches, patch_pinning, patch_tensors
 from oomdoctor.engines.trace.torch_internals import (
     AUTOGRAD_KEY,
@@ -106,6 +107,7 @@ def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[Emul
         patches = Patches(stack)
         _register(patches, device)
         patch_tensors(patches, device)
+        patch_storages(patches, device)
         patch_pinning(patches)
         patch_cuda_api(patches, device)
         refuse_compiled(patches)

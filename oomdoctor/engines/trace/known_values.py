@@ -56,6 +56,8 @@ class KnownValues:
         """
         self.check(operator, args)
         kind, name = kind_of(operator), operator.name()
+        if name == "aten::resize_":
+            return run(operator, args, kwargs)  # its storage, and with it what is known, is another where it grows
         if name in _COPYING:
             return _copied(operator, run, args, kwargs)
         if kind is Kind.READS and is_unobserved() and _are_known(args):
@@ -88,6 +90,8 @@ def host_values(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the values of a tensor, as a tensor of the host with its layout; None where they are not known."""
     if tensor.is_cpu:
         return tensor
+    if not tensor.numel() and not tensor.dtype.is_floating_point:
+        return _empty_on_host(tensor)
     flat = getattr(tensor.untyped_storage(), "_oomdoctor_values", None)
     if flat is None:
         return None

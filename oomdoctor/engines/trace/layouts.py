@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
 
 HALF_TYPES: Final = (torch.float16, torch.bfloat16)
-_POINTWISE: Final = getattr(torch.Tag, "pointwise", None)
+POINTWISE: Final = getattr(torch.Tag, "pointwise", None)
 
 
 def accumulation_type(dtype: torch.dtype) -> torch.dtype:
@@ -47,7 +47,7 @@ def pointwise_result(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     PyTorch's own functions for this are in Python and import SymPy. The result's shape and strides are those of the
     arguments, where these agree or are contiguous; its type is that of the operator on tensors of one element.
     """
-    if _POINTWISE not in operator.tags or kwargs or any(isinstance(argument, list | tuple) for argument in args):
+    if POINTWISE not in operator.tags or kwargs or any(isinstance(argument, list | tuple) for argument in args):
         return None
     if len(operator._schema.returns) != 1 or operator._schema.is_mutable:  # noqa: SLF001 - no public way
         return None

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.engines.trace import storages
 from oomdoctor.engines.trace.kernels import (
     attention,
     convolutions,
+    finding,
     indexing,
     losses,
     matrix_products,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _TEMPORARIES: Final = {
     **attention.TEMPORARIES,
     **convolutions.TEMPORARIES,
+    **finding.TEMPORARIES,
     **indexing.TEMPORARIES,
     **losses.TEMPORARIES,
     **matrix_products.TEMPORARIES,
@@ -45,9 +48,7 @@ _TEMPORARIES: Final = {
     **reductions.TEMPORARIES,
     **sorting.TEMPORARIES,
 }
-_DATA_DEPENDENT: Final = (
-    "nonzero", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive",
-)  # fmt: skip
+_DATA_DEPENDENT: Final = ("unique_dim",)
 _DECOMPOSITIONS: Final = frozenset(
     ("_linalg_svd", "_linalg_eigh", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_qr", "linalg_eig",
      "linalg_cholesky_ex", "linalg_inv_ex", "linalg_lu_factor_ex", "linalg_ldl_factor_ex", "linalg_lstsq", "geqrf",
@@ -94,6 +95,7 @@ def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         "abs.out": _absolute,
         "angle": _angle,
         **convolutions.kernels(device),
+        **finding.kernels(device),
         **indexing.kernels(device),
         **losses.kernels(),
         **matrix_products.kernels(),
@@ -102,6 +104,7 @@ def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         **recurrent.kernels(),
         **reductions.kernels(),
         **sorting.kernels(device),
+        **storages.kernels(),
     }
     found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}
     found |= {operator: partial(run_host_view, operator) for operator in map(operator_named, HOST_VIEWS)}
@@ -165,7 +168,8 @@ def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_
     if source.shape != target.shape:
         source.expand(target.shape)  # which raises where it cannot be
     if target.is_cpu:
-        device.note_read()
+        if target.numel():
+            device.note_read()
         target.zero_()
     elif source.is_cpu:
         is_alike = source.dtype == target.dtype and source.stride() == target.stride()

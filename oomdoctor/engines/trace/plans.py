@@ -13,9 +13,11 @@ import torch
 from oomdoctor.agent.operator_kinds import tensors_in, with_tensors
 from oomdoctor.engines.trace.known_values import KnownValues, has_integers
 from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
+from oomdoctor.engines.trace.mixed_types import check_alike
 from oomdoctor.engines.trace.op_trace import Call
 from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
-from oomdoctor.engines.trace.refusals import check_same_device, untraceable
+from oomdoctor.engines.trace.refusals import check_same_device, host_error, untraceable
+from oomdoctor.engines.trace.refused_types import check_types
 from oomdoctor.engines.trace.torch_internals import HOST_KEYS, below_autograd, strided_view
 
 if TYPE_CHECKING:
@@ -125,6 +127,8 @@ class Planner:
         given = tensors_in((args, tuple(kwargs.values())))  # without the numbers that become tensors now
         args = with_tensors(operator, args)
         check_same_device(operator, given)
+        if (error := host_error(operator, args, kwargs)) is not None:
+            raise error
         quick = pointwise_result(operator, args, kwargs)
         if quick is not None:
             return Plan([NewTensor(tuple(quick.shape), quick.stride(), quick.dtype)], [0], (), (), [], None)
@@ -238,6 +242,8 @@ class Kernels:
             return self._run(operator, args, kwargs)
 
     def _run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        check_types(operator, args, kwargs)
+        check_alike(operator, args)
         kernel = self._special.get(operator)
         if kernel is not None and (result := kernel(*args, **kwargs)) is not NotImplemented:
             return result

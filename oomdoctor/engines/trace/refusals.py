@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 
 import oomdoctor
+from oomdoctor.agent.operator_kinds import replaced, tensors_in
+from oomdoctor.engines.trace.layouts import accumulation_type
 from oomdoctor.errors import NoAnswerError
 
 if TYPE_CHECKING:
@@ -70,6 +72,32 @@ def check_same_device(operator: Any, given: list[torch.Tensor]) -> None:  # noqa
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
         )
+
+
+_WITHOUT_IDENTITY: Final = frozenset(
+    f"aten::{name}"
+    for name in ("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode", "kthvalue")
+)
+"""Reductions that have no result for no elements."""
+
+
+def host_error(operator: Any, args: Any, kwargs: dict[str, Any]) -> Exception | None:  # noqa: ANN401 - an operator
+    """Return the error with which PyTorch refuses to reduce no elements; None for all else.
+
+    The kernels for shapes do not look, or say it in other words; that of the host has nothing to compute.
+    """
+    given = tensors_in((args, tuple(kwargs.values())))
+    if operator.name().partition(".")[0] not in _WITHOUT_IDENTITY or given[0].numel():
+        return None
+    try:
+        operator(*replaced(args, _on_host), **{name: replaced(value, _on_host) for name, value in kwargs.items()})
+    except (RuntimeError, IndexError) as error:
+        return error.with_traceback(None)
+    return None
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=accumulation_type(tensor.dtype), device="cpu")
 
 
 _SPARSE: Final = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.engines.trace.known_values import host_values
 from oomdoctor.engines.trace.torch_internals import (
     EMULATED_DEVICE,
     cache_device_constructors,
@@ -134,21 +135,15 @@ def _on_emulated_device(make: Any) -> Any:  # noqa: ANN401 - a function of torch
 
 
 def _patch_addresses(patches: Patches, base: Any) -> None:  # noqa: ANN401
-    storage_class = torch.UntypedStorage
-    storage_address, tensor_address = storage_class.data_ptr, base.data_ptr
-
-    def address_of_storage(storage: Any) -> int:  # noqa: ANN401
-        block = getattr(storage, "_oomdoctor_block", None)
-        return block.address if block is not None else storage_address(storage)
+    tensor_address = base.data_ptr
 
     def address_of_tensor(tensor: torch.Tensor) -> int:
         if tensor.is_cpu:
             address: int = tensor_address(tensor)
             return address
-        start = address_of_storage(tensor.untyped_storage())
+        start = tensor.untyped_storage().data_ptr()  # which `storages` answers
         return start and start + int(tensor.storage_offset()) * tensor.element_size()
 
-    patches.set(storage_class, "data_ptr", address_of_storage)
     patches.set(torch.Tensor, "data_ptr", address_of_tensor)
 
 
@@ -169,10 +164,26 @@ def _patch_printing(patches: Patches, device: EmulatedDevice) -> None:
     def shown(tensor: torch.Tensor, **kwargs: Any) -> str:  # noqa: ANN401
         if tensor.is_cpu or not tensor.is_cuda:
             return show(tensor, **kwargs)
-        device.note_read()
-        return f"{show(torch.zeros(tensor.shape, dtype=tensor.dtype), **kwargs)[:-1]}, device='cuda:0')"
+        values = host_values(tensor)
+        if values is None:
+            device.note_read()
+            values = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return f"{show(values, **kwargs)[:-1]}, device='cuda:0')"
 
     patches.set(torch.Tensor, "__repr__", shown)
+    to_numpy = tensor_base().numpy
+
+    def as_array(tensor: torch.Tensor, **kwargs: Any) -> Any:  # noqa: ANN401 - of NumPy
+        if not tensor.is_cpu and tensor.is_cuda:
+            raise TypeError(_NO_ARRAY)
+        return to_numpy(tensor, **kwargs)
+
+    patches.set(torch.Tensor, "numpy", as_array)
+
+
+_NO_ARRAY: Final = (
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+)
 
 
 _FACTORY_FUNCTIONS: Final = ("empty", "empty_like", "empty_strided", "zeros", "ones", "full", "rand", "randn", "tensor")

@@ -43,6 +43,32 @@ def test_the_examples_take_what_they_take_on_the_null_gpu(python: str, directory
     assert traced == expected
 
 
+@each_python
+def test_what_cuda_refuses_for_its_types_or_for_want_of_elements_is_refused(python: str, directory: Path) -> None:
+    """Types without a kernel, types that do not mix and reductions of nothing raise as on CUDA, and nothing else."""
+    expected, traced = truth(python, directory)["refused"], run(python, directory)["refused"]
+
+    def begins(said: str) -> list[str]:
+        return said.split()[:4]
+
+    assert {name: begins(said) for name, said in traced.items()} == {
+        name: begins(said) for name, said in expected.items()
+    }
+    assert traced["mm"].endswith("not implemented for 'Long'")
+
+
+@each_python
+def test_storages_are_resized_and_copied_as_on_cuda(python: str, directory: Path) -> None:
+    """Freeing a storage and getting it back takes the memory that it takes on CUDA; so do copies, which keep values."""
+    traced = run(python, directory)
+    own = traced["own storages"]
+
+    assert traced["storages"] == truth(python, directory)["storages"]
+    assert (own["twin"], own["target"]) == ([3, 0, 9], [3, 0, 9])
+    assert own["refused"]["too small"].startswith("`torch.Tensor.set_` cannot be traced, at ")
+    assert own["refused"]["shared"].startswith("`torch.UntypedStorage._share_cuda_` cannot be traced, at ")
+
+
 def test_the_recorded_figures_are_the_null_gpus(directory: Path) -> None:
     """What builds without CUDA are held to is what the null GPU says on this machine."""
     try:

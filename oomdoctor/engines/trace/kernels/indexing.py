@@ -7,7 +7,7 @@ Source: `expandTensors`, IndexingUtils.h; `make_info`, `AdvancedIndex` and `_ind
 TensorAdvancedIndexing.cpp; `index_put_with_sort_kernel` and `makeLinearIndex`, Indexing.cu;
 `searchsorted_maybe_trim_input_tensors`, BucketizationUtils.h; `isin_default_kernel_gpu`, TensorCompare.cu, and
 `isin_Tensor_Tensor_out`, TensorCompare.cpp; `_histc_cuda`, SummaryOps.cu; `roll_cuda`, TensorTransformations.cu, and
-`roll_common`, TensorTransformations.h; `repeat_interleave_cuda`, Repeat.cu; `embedding_dense_backward_cuda`,
+`roll_common`, TensorTransformations.h; `embedding_dense_backward_cuda`,
 Embedding.cu; `embedding_backward_cuda_kernel`, EmbeddingBackwardKernel.cu; `_embedding_bag_cuda` and
 `embedding_bag_backward_cuda_sum_avg`, EmbeddingBag.cu; torch 2.6 to 2.15.
 """
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from oomdoctor.engines.trace.kernels.finding import are_known_masks, are_masks, places_of_masks
 from oomdoctor.engines.trace.kernels.sorting import (
     IS_NEW,
     SORT_PAIRS,
@@ -62,7 +63,6 @@ def kernels(device: EmulatedDevice) -> KernelsByName:
         "isin.Tensor_Tensor": _isin,
         "histc": _histc,
         "roll": _roll,
-        "repeat_interleave.Tensor": _repeat_interleave,
     }
 
 
@@ -74,12 +74,17 @@ def _index_put(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     accumulate: bool = False,  # noqa: FBT001, FBT002
     unsafe: bool = False,  # noqa: FBT001, FBT002
 ) -> Any:  # noqa: ANN401 - or NotImplemented
+    has_masks = are_masks(indices) and are_known_masks(indices) and not value.is_cpu  # a number of the host fills
+    if has_masks:
+        indices = places_of_masks(target, indices)
     is_sorted = accumulate or torch.are_deterministic_algorithms_enabled()
-    if not is_sorted or _are_masks(indices) or any(index is not None and index.is_cpu for index in indices):
-        return NotImplemented
+    if not is_sorted or are_masks(indices) or any(index is not None and index.is_cpu for index in indices):
+        plain = torch.ops.aten._index_put_impl_
+        return plain(target, indices, value, accumulate, unsafe) if has_masks else NotImplemented
     value = value.to(target.device)
     whole = target if target.is_contiguous() else target.contiguous()
     linear, is_permuted, places, width = _linear_index(whole, indices, is_checked=not unsafe)
+    del indices
     expanded = value.expand(places).contiguous() if value.numel() < prod(places) else value.contiguous()
     if linear.numel() and width:
         permuted = torch.empty_like(whole, memory_format=torch.contiguous_format) if is_permuted else None
@@ -90,10 +95,6 @@ def _index_put(  # noqa: PLR0913, PLR0917 - PyTorch's signature
         del permuted
     del expanded
     return target
-
-
-def _are_masks(indices: Sequence[torch.Tensor | None]) -> bool:
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _linear_index(
@@ -188,15 +189,6 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> t
 def _rolled(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     return torch.empty_like(x)
-
-
-def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:  # noqa: ANN401 - or NotImplemented
-    if output_size is None:
-        return NotImplemented
-    ends = repeats.cumsum(0)
-    result = torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
-    del ends
-    return result
 
 
 _MOST_UNSORTED: Final = 3072

@@ -56,8 +56,14 @@ class _Loop:
         return prod(self.sizes[: self.reduced])
 
 
-def partial_results(
-    card: Card, tensor: torch.Tensor, dims: Sequence[int] | None, item_bytes: int, vector: int = _VECTOR
+def partial_results(  # noqa: PLR0913 - what a reduction is, and what came before
+    card: Card,
+    tensor: torch.Tensor,
+    dims: Sequence[int] | None,
+    item_bytes: int,
+    vector: int = _VECTOR,
+    *,
+    held: int = 0,
 ) -> tuple[int, ...]:
     """Return the bytes of the buffer and of its semaphores; nothing where each result has one block.
 
@@ -67,11 +73,12 @@ def partial_results(
         dims: Dimensions that are reduced; None or none for all.
         item_bytes: Bytes of a partial result.
         vector: Values that a thread reads at once, where they are contiguous.
+        held: Number of the kernel's allocations before.
     """
-    if not 0 < tensor.numel() <= _LARGEST_32_BIT:
+    if not tensor.numel():
         return ()
     rank = tensor.dim()
-    chosen = {dim % rank for dim in dims} if dims else set(range(rank))
+    chosen = {dim % max(rank, 1) for dim in dims} if dims else set(range(rank))
     axes = [
         (tensor.shape[dim], tensor.stride(dim), dim in chosen) for dim in reversed(range(rank))
     ]  # TensorIterator begins with the last dimension
@@ -84,7 +91,24 @@ def partial_results(
             joined.append((size, stride, is_reduced))
     joined = joined or [(1, 1, True)]
     loop = _Loop([axis[0] for axis in joined], [axis[1] for axis in joined], sum(axis[2] for axis in joined))
-    return _buffers(card, loop, item_bytes, vector)
+    steps: list[int] = []
+    taken = range(held, held)
+    for part in _parts(loop, tensor.element_size()):
+        buffers = _buffers(card, part, item_bytes, vector)
+        steps += [*(-1 - index for index in taken), *buffers]
+        taken = range(taken.stop, taken.stop + len(buffers))
+    return tuple(steps)
+
+
+def _parts(loop: _Loop, element_bytes: int) -> list[_Loop]:
+    """Return the loop in halves, and halves of those, until 32 bits reach each. Source: `SplitUntil32Bit`."""
+    reach = [(size - 1) * stride * element_bytes for size, stride in zip(loop.sizes, loop.strides, strict=True)]
+    if sum(reach) + 1 <= _LARGEST_32_BIT:
+        return [loop]
+    at = max(range(len(reach)), key=reach.__getitem__)
+    half = loop.sizes[at] // 2
+    halves = ([*loop.sizes[:at], size, *loop.sizes[at + 1 :]] for size in (half, loop.sizes[at] - half))
+    return [part for sizes in halves for part in _parts(_Loop(sizes, loop.strides, loop.reduced), element_bytes)]
 
 
 def _compare_axes(first: tuple[int, int, bool], second: tuple[int, int, bool]) -> int:
@@ -198,7 +222,9 @@ def _partial(call: Call, dtype: torch.dtype | None, item_bytes: int, *vector: in
     if dtype is not None:
         tensor = tensor.to(dtype)
         copy = (tensor.numel() * tensor.element_size(),)
-    return Temporaries(after=(*copy, *partial_results(call.card, tensor, _dims(call), item_bytes, *vector)))
+    return Temporaries(
+        after=(*copy, *partial_results(call.card, tensor, _dims(call), item_bytes, *vector, held=len(copy)))
+    )
 
 
 def _of_contiguous(call: Call, item_bytes: int, *, flat: bool = False) -> Temporaries:
@@ -206,7 +232,7 @@ def _of_contiguous(call: Call, item_bytes: int, *, flat: bool = False) -> Tempor
     whole = tensor.reshape(-1) if flat else tensor.contiguous()
     is_copied = whole.untyped_storage()._cdata != tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
     copy = (whole.numel() * whole.element_size(),) if is_copied else ()
-    return Temporaries(after=(*copy, *partial_results(call.card, whole, None, item_bytes)))
+    return Temporaries(after=(*copy, *partial_results(call.card, whole, None, item_bytes, held=len(copy))))
 
 
 def _dims(call: Call) -> Any:  # noqa: ANN401 - a list of integers, or None

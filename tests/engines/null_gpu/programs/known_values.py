@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 
 import torch
 from reporting import leave_with
@@ -64,6 +65,17 @@ torch.nn.functional.cross_entropy(table(labels), lengths.new_zeros(4)).backward(
 noted("gradient", list(table.weight.grad.shape))
 labels.copy_(torch.tensor([7, 8, 9, 1]))
 noted("copied", labels.tolist())
+noted("chosen by mask", torch.where(labels > 7, labels, -1).tolist() + torch.where(labels > 7, 1, 0).tolist())
+pair, total = (torch.zeros_like(labels), torch.zeros_like(labels)), torch.empty_like(labels)
+torch.sort(labels, out=pair)
+torch.add(pair[0], pair[1], out=total)
+torch.cumsum(labels, 0, out=pair[0][:4])
+noted("given out", [total.tolist(), pair[0].tolist(), torch.clamp(labels, 2, 8, out=pair[1]).tolist()])
+noted("cut", [labels.clone().resize_(2).tolist(), labels.clone().resize_(2, 2).tolist()])
+twins = deepcopy({"whole": grid, "part": grid[1], "layer": torch.nn.BatchNorm1d(4).cuda()})
+twins["part"].add_(1)
+noted("deep copies", [twins["whole"][1].tolist(), grid[1].tolist(), twins["layer"].num_batches_tracked.item()])
+del pair, total, twins
 noted("powers", [list((10000 ** torch.rand(3, device="cuda")).shape), (2 ** torch.arange(3, device="cuda")).tolist()])
 
 

@@ -9,7 +9,9 @@ import json
 import sys
 
 import examples
+import refused_calls
 import steps
+import storages
 
 from oomdoctor.engines.catalogue import find_card
 
@@ -23,9 +25,19 @@ def traced() -> dict[str, object]:
 
     found: dict[str, object] = {"device": device.answers(), "known_values": known_values.answers()}
     with emulated_cuda(find_card("rtx-4090")):
-        return {**found, "steps": steps.answers(), "examples": examples.answers()}
+        return {**found, **compared(), "own storages": storages.own_answers()}
+
+
+def compared() -> dict[str, object]:
+    """Answers that are to be the same on both."""
+    return {
+        "steps": steps.answers(),
+        "examples": examples.answers(),
+        "refused": refused_calls.answers(),
+        "storages": storages.answers(),
+    }
 
 
 if __name__ == "__main__":
     on_null_gpu = sys.argv[1] == "null"
-    json.dump({"steps": steps.answers(), "examples": examples.answers()} if on_null_gpu else traced(), sys.stdout)
+    json.dump(compared() if on_null_gpu else traced(), sys.stdout)

@@ -10,6 +10,7 @@ import torch
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.trace.emulation import emulated_cuda
+from oomdoctor.errors import NoAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,8 @@ def _joined(device: str) -> Any:
 def _compared(device: str) -> Any:
     labels = torch.tensor([3, 0, 9, 4]).to(device)
     same = torch.equal(labels, labels.clone()), torch.equal(labels, labels + 1)
-    return [labels.min().item(), bool(labels.max() < 10), (labels > 3).tolist(), *same]
+    cut = labels.clone().resize_(2)
+    return [cut.tolist(), labels.min().item(), bool(labels.max() < 10), (labels > 3).tolist(), *same]
 
 
 def _reduced(device: str) -> Any:
@@ -79,6 +81,26 @@ def _gathered(device: str) -> Any:
     return [counts.tolist(), counts[labels].tolist(), torch.where(counts > 0, counts, -1).tolist()]
 
 
+def _found(device: str) -> Any:
+    grid, labels = torch.arange(20, device=device).view(4, 5), torch.tensor([3, 0, 9, 4]).to(device)
+    floats = torch.ones(4, 5, device=device, requires_grad=True)
+    floats[grid > 10].sum().backward()
+    written = grid.clone()
+    written[grid % 3 == 0] = written[grid % 3 == 0] * 2
+    return [
+        grid[grid > 10].tolist(), grid[:, grid[0] > 2].tolist(), grid[labels > 3].tolist(), written.tolist(),
+        list(floats[grid > 10].shape), list(floats[:, grid[0] > 2].shape), list(floats.masked_select(grid > 3).shape),
+        (grid % 7 == 0).nonzero().tolist(), [place.tolist() for place in torch.where(grid > 17)],
+        [one.tolist() for one in torch.unique(grid % 4, return_inverse=True, return_counts=True)],
+        [one.tolist() for one in torch.unique_consecutive(grid // 3, return_inverse=True, return_counts=True)],
+        torch.unique(labels).tolist(), (grid > 3).unique().tolist(), grid[grid > 50].tolist(),
+        torch.bincount((grid % 4).flatten()).tolist(), torch.bincount(labels, minlength=12).tolist(),
+        list(torch.bincount(labels, weights=labels.float()).shape), torch.repeat_interleave(labels).tolist(),
+        list(floats.repeat_interleave(labels, dim=0).shape), repr(torch.unique(labels))[:19],
+        list(torch.nn.functional.one_hot(labels).shape), grid.masked_select(grid > 15).tolist(),
+    ]  # fmt: skip
+
+
 PROGRAMS = 400
 CASES: dict[str, Callable[[str], Any]] = {
     "written": _written,
@@ -91,6 +113,7 @@ CASES: dict[str, Callable[[str], Any]] = {
     "reduced": _reduced,
     "converted": _converted,
     "gathered": _gathered,
+    "found": _found,
 }
 
 
@@ -125,6 +148,11 @@ STEPS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda x, _: x.float().long(),
     lambda x, _: x.chunk(2)[0],
     lambda x, _: x.swapaxes_(0, -1),
+    lambda x, _: x[x > 3],
+    lambda x, _: x.nonzero(),
+    lambda x, _: x.unique(),
+    lambda x, _: torch.bincount(x.flatten()),
+    lambda x, _: x.repeat_interleave(2, 0),
     lambda x, y: torch.add(x, y, out=torch.empty(0, dtype=torch.long, device=x.device)),
 ]
 """Uses of integers that programs make in any order; some change what others see."""
@@ -139,7 +167,7 @@ def _made(seed: int, device: str) -> list[torch.Tensor | None]:
         x, y, step = chance.choice(made), chance.choice(made), chance.choice(STEPS)
         try:
             made.append(None if x is None or y is None else step(x, y))
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, NoAnswerError):
             made.append(None)
     return made
 

@@ -78,6 +78,9 @@ def _answer(case: Case) -> list[int] | str:
 if __name__ == "__main__":
     _, engine, *chosen = sys.argv
     if engine == "null":
+        from oomdoctor.agent import known_values
+
+        known_values.install()
         json.dump(answers(chosen), sys.stdout)
     else:
         from oomdoctor.engines.catalogue import find_card

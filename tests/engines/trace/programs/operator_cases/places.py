@@ -26,7 +26,38 @@ def _embedding(count: int, rows: int) -> Case:
     return case(lambda weight: F.embedding(places(count), weight), leaf(rows, 16))
 
 
+def _every(step: int, count: int) -> torch.Tensor:
+    """A mask that the host knows."""
+    return (torch.arange(count) % step == 0).to(DEVICE)
+
+
+def _labels(count: int) -> torch.Tensor:
+    return (torch.arange(count) % 100).to(DEVICE)
+
+
+_FOUND = {
+    "nonzero": lambda count: _every(3, count).nonzero(),
+    "nonzero of a matrix": lambda count: _every(3, count).view(-1, 10).nonzero(),
+    "unique": lambda count: _labels(count).unique(),
+    "unique with all": lambda count: torch.unique(_labels(count), return_inverse=True, return_counts=True)[0],
+    "unique flags": lambda count: _every(3, count).unique(),
+    "unique runs": lambda count: torch.unique_consecutive(_labels(count), return_inverse=True, return_counts=True)[0],
+    "bincount": lambda count: torch.bincount(_labels(count)),
+    "repeats": lambda count: torch.repeat_interleave(_labels(count)),
+}
+"""Results whose size the values say, of few and of many."""
+
 CASES = {
+    **{f"{name} of few": case(lambda _, find=find: find(1000), leaf(2)) for name, find in _FOUND.items()},
+    **{f"{name} of many": case(lambda _, find=find: find(300_000), leaf(2)) for name, find in _FOUND.items()},
+    "sum beyond 32 bits": case(lambda x: x.sum(0), leaf(1_327_104, 1000)),
+    "sum of all beyond 32 bits": case(lambda x: x.sum(), leaf(3_000_000, 1000)),
+    "masked": case(lambda x: x[_every(3, 5000)], leaf(5000, 16)),
+    "masked elements": case(lambda x: x[_every(3, 5000).view(500, 10)], leaf(500, 10)),
+    "masked columns": case(lambda x: x[:, _every(3, 50)], leaf(300, 50)),
+    "masked select": case(lambda x: x.masked_select(_every(3, 5000)), leaf(5000)),
+    "masked put": case(lambda x: zeros(5000, 16).index_put((_every(5, 5000),), x), leaf(1000, 16)),
+    "repeated": case(lambda x: x.repeat_interleave(_labels(50), dim=0), leaf(50, 16)),
     "embedding expanded": case(lambda w: F.embedding(places(1, 512).expand(8, 512), w), leaf(30, 16)),
     "embedding grad noncontig": case(lambda w: F.embedding(places(8, 512), w).transpose(0, 1), leaf(30, 16)),
     "embedding padding": case(lambda w: F.embedding(places(8, 512), w, padding_idx=0), leaf(30, 16)),
