@@ -441,7 +441,7 @@ def training_step(model, batch):
 
 @pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
 def test_logits_are_found_where_fewer_words_go_out_than_come_in(tmp_path: Path) -> None:
-    """The widest matrix is the embedding of the input, and the loss on the last layer's output is fused all the same."""
+    """The widest matrix is the embedding of the input, and the loss on the last layer's output is fused."""
     options = ("--target-batch", "2048", "--capacity", "512MiB", *without_all_but("fused-cross-entropy"))
     result = prescribed(tmp_path, *options, source=TAGGER).result
     (row,) = result.alone

@@ -142,7 +142,7 @@ def training_step(model, batch):
 def test_a_worker_that_a_trial_left_dirty_is_replaced(
     tmp_path: Path, null_environment: Callable[[int], dict[str, str]]
 ) -> None:
-    """A target that keeps its outputs where they are not found gets a fresh process for each trial, and the same peak in each."""
+    """A target that keeps its outputs where they are not found gets a fresh process and the same peak for each."""
     (tmp_path / "model.py").write_text(LEAKY)
     request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=64)
     reference = parse_reference("model.py", directory=tmp_path)

@@ -64,9 +64,7 @@ def test_a_product_in_groups_is_that_of_its_parts() -> None:
     """Each of eight rows meets the matrix of its own expert alone."""
     rows, experts = torch.randn(ROWS, WIDTH), torch.randn(2, WIDTH, 2 * WIDTH)
     with CostCounter() as counter:
-        torch._grouped_mm(
-            rows.bfloat16(), experts.bfloat16(), offs=torch.tensor([ROWS // 2, ROWS], dtype=torch.int32)
-        )
+        torch._grouped_mm(rows.bfloat16(), experts.bfloat16(), offs=torch.tensor([ROWS // 2, ROWS], dtype=torch.int32))
     assert counter.flops == 2 * ROWS * WIDTH * 2 * WIDTH
     assert counter.unknown == set()
 
