@@ -88,6 +88,7 @@ bench: $(INSTALLED)  ## Measure what the documentation claims, and write it to t
 	$(BIN)/python tests/bench/frontier_speed.py
 	$(BIN)/python tests/bench/verify_speed.py
 	$(BIN)/python tests/bench/workspaces.py
+	$(BIN)/python tests/bench/cudnn_speed.py
 	$(BIN)/python tests/bench/hub.py
 	$(BIN)/python tests/bench/sweep.py
 	$(BIN)/python tests/bench/ranks.py

@@ -209,6 +209,26 @@ def test_answers_are_kept(tmp_path: Path) -> None:
     assert kept.read_text(encoding="utf-8") == before
 
 
+def test_a_kept_answer_is_found_among_thousands(tmp_path: Path) -> None:
+    """An answer is found before, between and after ten thousand others, and one that another process adds meanwhile."""
+    first = _run("print(workspace())", tmp_path)
+    kept = tmp_path / "kept"
+    answers, others = kept.read_text(encoding="utf-8"), [f"{number:028x} 0" for number in range(10_000)]
+    for at in (0, 5000, len(others)):
+        lines = "\n".join(["", *others[:at], answers, *others[at:], ""])
+        kept.write_text(lines, encoding="utf-8")
+        assert _run(f"os.environ['{COMMAND}'] = '/bin/false'\nprint(workspace())", tmp_path) == first
+    kept.write_text("\n".join(["", *others, ""]), encoding="utf-8")
+    code = f"""
+os.environ['{COMMAND}'] = '/bin/false'
+layer(x[:1])
+with open({str(kept)!r}, "a") as file:
+    file.write({answers!r})
+print(workspace())
+"""
+    assert _run(code, tmp_path) == first
+
+
 def test_a_library_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
     """Where the process that asks ends, the convolution takes no workspace, and the call is reported as not served."""
     code = f"""

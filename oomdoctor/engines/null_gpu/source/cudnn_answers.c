@@ -74,8 +74,50 @@ static bool parse_answer(const char *text, cudnn_configuration **results, int *c
 
 static struct {
     const char *text;
-    size_t bytes;
+    size_t bytes, indexed;  // as mapped, and how many of them hold lines that are in the index
+    size_t *starts;         // of lines, by their keys, one more than where they begin; 0 where there is none
+    size_t room, count;     // a power of two, and how many are used
 } kept;
+
+// The file holds tens of thousands of lines after some weeks: to read it from its start for each question takes seconds.
+static size_t *place_of(size_t *starts, size_t room, const char *key) {
+    uint64_t value = 0xcbf29ce484222325;  // FNV-1a
+    for (int i = 0; i < KEY_CHARACTERS; i++)
+        value = (value ^ (unsigned char)key[i]) * 0x100000001b3;
+    size_t at = (value ^ value >> 32) & (room - 1);
+    while (starts[at] && memcmp(kept.text + starts[at] - 1, key, KEY_CHARACTERS))
+        at = (at + 1) & (room - 1);
+    return &starts[at];
+}
+
+static bool grow_index(void) {
+    size_t room = kept.room ? 2 * kept.room : 4096, *starts = calloc(room, sizeof *starts);
+    if (!starts)
+        return false;
+    for (size_t i = 0; i < kept.room; i++)
+        if (kept.starts[i])
+            *place_of(starts, room, kept.text + kept.starts[i] - 1) = kept.starts[i];
+    free(kept.starts);
+    kept.starts = starts;
+    kept.room = room;
+    return true;
+}
+
+static void index_line(const char *line) {
+    if (2 * kept.count >= kept.room && !grow_index())
+        return;
+    size_t *place = place_of(kept.starts, kept.room, line);
+    kept.count += !*place;
+    *place = (size_t)(line - kept.text) + 1;
+}
+
+static void index_new_lines(void) {
+    const char *line = kept.text + kept.indexed, *last = kept.text + kept.bytes, *end;
+    for (; line < last && (end = memchr(line, '\n', (size_t)(last - line))); line = end + 1)
+        if (end - line > KEY_CHARACTERS && line[KEY_CHARACTERS] == ' ')
+            index_line(line);
+    kept.indexed = (size_t)(line - kept.text);
+}
 
 static void map_kept_answers(void) {
     const char *path = getenv("OOMDOCTOR_NULL_CUDNN_ANSWERS");
@@ -91,22 +133,23 @@ static void map_kept_answers(void) {
                 munmap((void *)kept.text, kept.bytes);
             kept.text = mapped;
             kept.bytes = (size_t)status.st_size;
+            index_new_lines();  // another file's lines are not found by keys that they do not begin with
         }
     }
     close(file);
 }
 
 static bool find_in_mapped(const char *key, cudnn_configuration **results, int *count) {
-    char wanted[KEY_CHARACTERS + 3], line[1 << 16];
-    snprintf(wanted, sizeof wanted, "\n%s ", key);
-    const char *found = kept.text ? memmem(kept.text, kept.bytes, wanted, strlen(wanted)) : NULL;
-    if (!found)
+    char line[1 << 16];
+    size_t start = kept.room ? *place_of(kept.starts, kept.room, key) : 0;
+    if (!start)
         return false;
-    const char *start = found + strlen(wanted), *end = memchr(start, '\n', (size_t)(kept.text + kept.bytes - start));
-    if (!end || (size_t)(end - start) >= sizeof line)
+    const char *found = kept.text + start + KEY_CHARACTERS;
+    const char *end = memchr(found, '\n', (size_t)(kept.text + kept.bytes - found));
+    if (!end || (size_t)(end - found) >= sizeof line)
         return false;
-    memcpy(line, start, (size_t)(end - start));
-    line[end - start] = '\0';
+    memcpy(line, found, (size_t)(end - found));
+    line[end - found] = '\0';
     return parse_answer(line, results, count);
 }
 
