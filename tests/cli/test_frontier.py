@@ -293,7 +293,7 @@ def test_sizes_are_texts_too_and_what_is_none_is_refused(model: Path) -> None:
     for given in (5, [5], {"length": 1.5}, {"length": True}):
         with pytest.raises(UsageError, match=r"`at( length=|`)"):
             oomdoctor.probe(model, at=given, **card)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="`--buckets` is `'bins'`"):
+    with pytest.raises(UsageError, match="`buckets` is `'bins'`"):
         oomdoctor.frontier(model, over="length=64", buckets="bins", **card)  # type: ignore[arg-type]
 
 

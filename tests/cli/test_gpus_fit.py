@@ -59,7 +59,8 @@ PADDING = ATTENDING.replace(
 
 UNTRACEABLE = ATTENDING.replace(
     "return torch.nn.functional.cross_entropy",
-    "batch = batch[batch.nonzero()[:, 0]]\n    return torch.nn.functional.cross_entropy",
+    "chosen = torch.rand(len(batch), device=batch.device) > 0.5\n    batch = batch[chosen.nonzero()[:, 0]]\n"
+    "    return torch.nn.functional.cross_entropy",
 )
 
 

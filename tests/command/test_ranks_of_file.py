@@ -248,10 +248,10 @@ def test_a_tied_weight_stays_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "question", "kind", "message", "hint"),
     [
-        (MODEL, {"mesh": "dp=4"}, UsageError, "has no `parallelize(model, mesh)`", "or give `--parallel fsdp`"),
+        (MODEL, {"mesh": "dp=4"}, UsageError, "has no `parallelize(model, mesh)`", 'or give `parallel = "fsdp"`'),
         (SHARDED, {"world_size": 4, "parallel": "fsdp"}, UsageError, "has `parallelize`, and", "the file says it"),
         (MODEL, {"mesh": "dp=2,tp=2", "parallel": "fsdp"}, UsageError, "a model along `tp`", "parallelize(model"),
-        (MODEL, {"parallel": "fsdp"}, UsageError, "the world has one", "--world-size 64"),
+        (MODEL, {"parallel": "fsdp"}, UsageError, "the world has one", "world_size = 64"),
         (
             MODEL.replace("torch.ones(width)", "torch.ones(width).sum().item()") + PARALLELIZE,
             {"world_size": 4},
@@ -268,7 +268,7 @@ def test_a_tied_weight_stays_one(tmp_path: Path) -> None:
         ),
         (MODEL + PARALLELIZE + "    return 1\n", {"world_size": 4}, TargetError, "returned an int", "return nothing"),
         (MODEL + "\ndef parallelize(model):\n    pass\n", {}, TargetError, "cannot be called so", "parameters are"),
-        (MODEL + PARALLELIZE, {"world_size": 4, "engine": "trace"}, UsageError, "a trace was chosen", "--gpu"),
+        (MODEL + PARALLELIZE, {"world_size": 4, "engine": "trace"}, UsageError, "a trace was chosen", "`gpu`"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(  # noqa: PLR0913, PLR0917 - one parameter a part of the case

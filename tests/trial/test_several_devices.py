@@ -84,7 +84,7 @@ def test_each_device_is_measured(tmp_path: Path, null_environment: Callable[[int
 @pytest.mark.parametrize(
     ("question", "kind", "message"),
     [
-        ({"world_size": 4}, UsageError, "`--devices` about one process"),
+        ({"world_size": 4}, UsageError, "`devices` about one process"),
         ({"devices": 17}, UsageError, "at most 16"),
         ({"engine": "trace"}, UsageError, "a trace was chosen"),
         ({"text": MODEL.replace("model(batch).sum()", "model.forward_all(batch)")}, TargetError, "forward_all"),

@@ -17,7 +17,19 @@ from oomdoctor.engines.null_gpu.library import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.timeout(200)]
 
+_OF_KNOWN_VALUES = (
+    *(
+        f"{what} of {size}"
+        for size in ("few", "many")
+        for what in ("nonzero", "nonzero of a matrix", "unique", "unique with all", "unique runs", "bincount")
+    ),
+    "repeats of few", "repeats of many", "masked", "masked elements", "masked columns", "masked select", "masked put",
+    "repeated",
+)  # fmt: skip
 IN_2_6 = {
+    **dict.fromkeys(
+        _OF_KNOWN_VALUES, "2.6 asks for scratch of another size: 256 bytes less, or up to 0.3 % more in all"
+    ),
     "normal tt": "2.6 reads back whether a deviation is negative, and refuses the zeros that a null GPU reads",
 }
 IN_2_15 = {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from traced_runs import PYTHONS, RECORDED, each_python, run, truth
+from traced_runs import PYTHONS, RECORDED, build_of, each_python, run, truth
 
 from oomdoctor.errors import NoAnswerError
 
@@ -49,11 +49,11 @@ def test_what_cuda_refuses_for_its_types_or_for_want_of_elements_is_refused(pyth
     expected, traced = truth(python, directory)["refused"], run(python, directory)["refused"]
 
     def begins(said: str) -> list[str]:
-        return said.split()[:4]
+        return said.partition(": ")[2].split()[:3]  # not the class: `NotImplementedError` is new in PyTorch 2.7
 
-    assert {name: begins(said) for name, said in traced.items()} == {
-        name: begins(said) for name, said in expected.items()
-    }
+    differing = {name for name, said in traced.items() if begins(said) != begins(expected[name])}
+    # Of 2.6 traces take more than CUDA: outer products of integers, and attention to another type.
+    assert differing == ({"half queries", "outer"} if build_of(python).version.startswith("2.6.") else set())
     assert traced["mm"].endswith("not implemented for 'Long'")
 
 
