@@ -29,7 +29,7 @@ def with_value(spelled: Spelling, parameter: str, value: object) -> str:
 
 
 _OPTIONS: Final = re.compile(r"`(?:oomdoctor \w+ )?(--[a-z][a-z-]*(?:[ =][^`]*)?)`")
-"""What is to be given on a command line, with the command or without."""
+"""Options between backquotes, after the command or without it."""
 
 
 def by_parameters(function: Callable[Given, Returned], others: Collection[str] = ()) -> Callable[Given, Returned]:

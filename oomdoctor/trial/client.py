@@ -206,8 +206,7 @@ class WorkerTrialSource(TrialSource):
     def _leaves_more(self, done: TrialDone) -> bool:
         """Return whether a trial left memory behind, or its last step ended higher than its first."""
         is_left = self._start is None or done.held.allocated_bytes > self._start.allocated_bytes
-        is_left = is_left or done.keeps_memory
-        return is_left or (len(done.ends) > 1 and done.ends[-1] > done.ends[0])
+        return is_left or done.keeps_memory or (len(done.ends) > 1 and done.ends[-1] > done.ends[0])
 
     def _repeat(self, question: RunTrial, first: TrialDone) -> None:
         """Run a trial again in a worker whose target kept memory of it: if it takes other memory, workers are replaced.

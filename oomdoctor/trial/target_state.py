@@ -1,4 +1,4 @@
-"""What a target's objects hold, and its return to what it was before a trial. Runs in the worker.
+"""Set a target's objects back to what they held before a trial. Runs in the worker.
 
 Models keep activations of the last step in attributes, hooks write them to dictionaries, and steps to globals. On the
 device they are in the next trial's way, as they would not be in a new process. So what the target's objects hold is
@@ -38,7 +38,7 @@ _LEAVES: Final = (str, bytes, int, float, complex, type(None), torch.dtype, torc
 
 
 class TargetState:
-    """What a target's objects hold.
+    """Contents of a target's objects as they were when its model was placed.
 
     Args:
         model: The model, on the device.
@@ -90,7 +90,7 @@ class TargetState:
             self._undo.append(lambda: _restore_cell(one, content))
         elif isinstance(one, _lru_cache_wrapper) and not one.cache_info().currsize:
             self._undo.append(one.cache_clear)
-        elif isinstance(one, type):
+        elif isinstance(one, type) and self._objects.is_own_class(one):
             names = self._kept(vars(one))
             self._undo.append(lambda: _restore_class(one, names))
 
@@ -146,6 +146,10 @@ class _Objects:
         """Return whether a value of one of them does not lead to the device."""
         return isinstance(value, _LEAVES) or (id(value) in self._found and id(value) not in self._of_device)
 
+    def is_own_class(self, one: type) -> bool:
+        """Return whether a class is the user's; those of libraries are left as they are."""
+        return one.__module__ in self._names
+
     def _leading(self, last: list[int]) -> set[int]:
         found: set[int] = set()
         waiting = list(last)
@@ -174,7 +178,7 @@ class _Objects:
         elif isinstance(one, partial):
             yield from (one.func, one.args, one.keywords)
         elif isinstance(one, type):
-            yield from vars(one).values() if one.__module__ in self._names else ()
+            yield from vars(one).values() if self.is_own_class(one) else ()
         elif _has_own_state(one) and isinstance(state := _attributes(one), dict):
             yield state
 
