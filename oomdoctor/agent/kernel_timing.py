@@ -2,10 +2,12 @@
 
 Where Inductor has several configurations of a kernel, it times them at the kernel's first call: beside all that the
 step holds, and with a buffer as large as the card's L2 cache, by which it empties that cache. On a small card this is
-what decides whether a compiled model fits. The fastest are kept in files, so that a second run takes less.
+what decides whether a compiled model fits. While it compiles, it times matrix multiplications with and without padded
+operands. The fastest are kept in files, so that a second run takes less.
 
-Private names of PyTorch, tested with 2.15: `InductorBenchmarker.benchmark_gpu`, and `autotune_local_cache` of
-Inductor's settings. Where they have other names, nothing is told, and choices are kept.
+Private names of PyTorch, tested with 2.6 and 2.15: `InductorBenchmarker.benchmark_gpu`, `autotune_local_cache` of
+Inductor's settings, and `LocalCache` of its `codecache`. Where they have other names, nothing is told, and choices are
+kept.
 """
 
 # ruff: noqa: ANN401 - torch and what programs hand over have no type here
@@ -13,7 +15,6 @@ Inductor's settings. Where they have other names, nothing is told, and choices a
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -24,28 +25,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _BENCHMARKING, _SETTINGS = "torch._inductor.runtime.benchmarking", "torch._inductor.config"
+_CACHES = "torch._inductor.codecache"
 
 
 class _State:
-    """The most bytes in live tensors that a timing came to, and whether one ran out; since a trial began."""
+    """What was noted since a trial began.
 
-    peak_bytes = 0
-    has_run_out = False
+    Attributes:
+        peak_bytes: The most bytes in live tensors that a timing came to.
+        has_run_out: Whether a timing ran out of memory.
+        choices: What Inductor chose by time while it compiled, by its own keys; kept on a null GPU alone.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self.has_run_out = False
+        self.choices: dict[str, Any] = {}
 
 
 _STATE = _State()
 
 
 def watch() -> None:
-    """Note what timing takes, once Inductor is imported; on a null GPU, have each process time anew."""
+    """Note what timing takes, once Inductor is imported."""
     imports.when_imported(_BENCHMARKING, guarded(_patch))
-    if "OOMDOCTOR_NULL_NAME" in os.environ:
-        imports.when_imported(_SETTINGS, guarded(_keep_no_choices))
+
+
+def time_anew() -> None:
+    """Have each process, and each trial of a worker, time what Inductor chooses by time; for a null GPU.
+
+    A first training run has no choices of earlier ones, nor what a null GPU, where all take the same time, chose.
+    """
+    imports.when_imported(_SETTINGS, guarded(_keep_no_choices))
+    imports.when_imported(_CACHES, guarded(_keep_choices_of_a_trial))
 
 
 def begin_trial() -> None:
     """Forget what was noted."""
-    _STATE.peak_bytes, _STATE.has_run_out = 0, False
+    _STATE.peak_bytes, _STATE.has_run_out, _STATE.choices = 0, False, {}
 
 
 def limiting_bytes(peak_allocated_bytes: int | None, *, ran_out: bool) -> int:
@@ -62,10 +79,18 @@ def limiting_bytes(peak_allocated_bytes: int | None, *, ran_out: bool) -> int:
 
 
 def _keep_no_choices() -> None:
-    """A first training run has no choices of earlier ones, nor what a null GPU, where all take the same time, chose."""
+    """Read no file of the fastest configuration of a kernel, and write none."""
     settings: Any = sys.modules[_SETTINGS]
     if hasattr(settings, "autotune_local_cache"):
         settings.autotune_local_cache = False
+
+
+def _keep_choices_of_a_trial() -> None:
+    """Keep what is chosen while a graph is compiled in memory, and no longer than a trial."""
+    local: Any = getattr(sys.modules[_CACHES], "LocalCache", None)
+    if hasattr(local, "get_local_cache") and hasattr(local, "update_local_cache"):
+        local.get_local_cache = lambda _: _STATE.choices
+        local.update_local_cache = lambda _, choices: _STATE.choices.update(choices)
 
 
 def _patch() -> None:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import host_memory, imports, known_values, lone_rank, pipelines, shard_sizes, unknown_reads
+from . import host_memory, imports, kernel_timing, known_values, lone_rank, pipelines, shard_sizes, unknown_reads
 from .guard import guarded
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ def begin() -> None:
         return
     guarded(known_values.install)()
     guarded(unknown_reads.begin)()
+    guarded(kernel_timing.time_anew)()
     validation = functools.partial(guarded(_replace), "torch", "_is_all_true", _hold_on_gpu)
     imports.when_imported("torch.distributions.distribution", validation)
     imports.when_imported("torch.backends.cudnn", guarded(_accept_old_cards))

@@ -187,6 +187,8 @@ _OLDER_CUDNN = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
 _TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
 # The number is raised when Inductor makes other code of the same graph, as when its constants got their true values.
 _COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor-2", "TRITON_CACHE_DIR": "triton"}
+# A graph that is found there skips what compiling allocates, which changes what the step finds in the allocator.
+_NO_KEPT_GRAPHS = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 # Variables that choose among real GPUs; the null GPU is device 0 and the only one.
 _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
@@ -239,8 +241,9 @@ def _compiler_caches(base: Mapping[str, str]) -> dict[str, str]:
     """Return variables that keep what is compiled on a null GPU apart from what the user's own training compiles.
 
     All kernels take the same time on a null GPU. A kernel's configuration that was chosen by time there would be taken
-    by a training run on the real card, since Inductor knows it by the card's properties. Choices of earlier runs are
-    forgotten: a first training run has none, and takes memory to time its kernels.
+    by a training run on the real card, since Inductor knows it by the card's properties. Graphs and choices of earlier
+    runs are not taken from there, only binaries of kernels: a first training run compiles, times its kernels and
+    matrix multiplications, and what that allocates decides how the blocks of its steps lie.
     """
     caches = cache_directory(base) / "compiled-on-null-gpu"
     try:
@@ -252,7 +255,7 @@ def _compiler_caches(base: Mapping[str, str]) -> dict[str, str]:
         is_writable = False
     if not is_writable:
         caches = Path(base.get("TMPDIR") or tempfile.gettempdir()) / f"oomdoctor-compiled-on-null-gpu-{os.getuid()}"
-    return {name: str(caches / part) for name, part in _COMPILER_CACHES.items()}
+    return _NO_KEPT_GRAPHS | {name: str(caches / part) for name, part in _COMPILER_CACHES.items()}
 
 
 def with_total_bytes(environment: Mapping[str, str], total_bytes: int) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -218,6 +219,16 @@ def test_compiles(python: str, tmp_path: Path) -> None:
     assert 0 < seen["graphed"] <= 2 * seen["eager"]
     assert seen["binaries"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", [sys.executable, *OTHERS[:1]])
+def test_a_graph_that_was_compiled_before_takes_the_same_memory(python: str) -> None:
+    """A second process compiles and times as the first one did, whatever lies in the compiler's caches."""
+    width = str(8193 + 2 * secrets.randbelow(4096))
+    runs = [answer("compiled_again.py", python=python, timeout=500, WIDTH=width, RUN=str(run)) for run in range(2)]
+    assert runs[0]["timed"] > 0
+    assert runs[1] == runs[0]
 
 
 @pytest.mark.slow
