@@ -113,13 +113,30 @@ def sparse_refusals() -> dict[str, Callable[..., Any]]:
 
 
 def refuse_unsupported(patches: Patches) -> None:
-    """Patch scripted modules, nested tensors and the saving of tensors to refuse."""
+    """Patch scripted modules, nested tensors, and what saves tensors or hands them to other libraries, to refuse."""
     for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged"):
         patches.set(torch.nested, name, _refusal(f"torch.nested.{name}", "nested tensors are not emulated"))
     scripted = _refusal("torch.jit.ScriptModule", "the tensors of a scripted or traced module cannot be moved")
     patches.set(torch.jit.ScriptModule, "_apply", scripted)
     tag, save = torch.serialization.location_tag, _refusal("torch.save", "tensors on an emulated GPU have no data")
     patches.set(torch.serialization, "location_tag", lambda storage: (save if _is_emulated(storage) else tag)(storage))
+    _refuse_exchange(patches)
+
+
+def _refuse_exchange(patches: Patches) -> None:
+    """Patch the ways by which a tensor on the device is handed to another library through DLPack."""
+    ways = ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch.Tensor, "__dlpack__"))
+    refuse = _refusal("torch.to_dlpack", "tensors on an emulated GPU have no data")
+    for owner, name in ways:
+        patches.set(owner, name, _unless_emulated(getattr(owner, name), refuse))
+
+
+def _unless_emulated(theirs: Callable[..., Any], refuse: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def call(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
+        return (refuse if tensor.is_cuda else theirs)(tensor, *args, **kwargs)
+
+    return call
 
 
 def _is_emulated(storage: Any) -> bool:  # noqa: ANN401 - a storage of either kind

@@ -89,7 +89,21 @@ def patch_storages(patches: Patches, device: EmulatedDevice) -> None:
     }
     for name, answer in answers.items():
         patches.set(storage_class, name, _where_emulated(answer, getattr(storage_class, name)))
+    patches.set(storage_class, "__new__", _maker(storage_class.__new__))
     patches.set(storage_class, "cuda", lambda storage, *_, **__: _bytes_of(storage).cuda().untyped_storage())
+
+
+def _maker(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `__new__` that makes a storage of so many bytes on the emulated device, or as it was made before."""
+
+    def new(storage_class: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        place = {} if device is None else {"device": device}
+        if torch.device(device or "cpu").type != "cuda":
+            return make(storage_class, *args, **kwargs, **place)
+        size = make(storage_class, *args, **kwargs, device="meta").nbytes()
+        return torch.empty(size, dtype=torch.uint8, device=CUDA).untyped_storage()
+
+    return new
 
 
 def _bytes_of(storage: Any) -> torch.Tensor:

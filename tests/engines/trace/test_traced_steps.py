@@ -60,7 +60,7 @@ def test_what_cuda_refuses_for_its_types_or_for_want_of_elements_is_refused(pyth
 
 @each_python
 def test_storages_are_resized_and_copied_as_on_cuda(python: str, directory: Path) -> None:
-    """Freeing a storage and getting it back takes the memory that it takes on CUDA; so do copies, which keep values."""
+    """Storages that are made, freed, got back and copied take what they take on CUDA; none leaves torch."""
     traced = run(python, directory)
     own = traced["own storages"]
 
@@ -68,6 +68,8 @@ def test_storages_are_resized_and_copied_as_on_cuda(python: str, directory: Path
     assert (own["twin"], own["target"]) == ([3, 0, 9], [3, 0, 9])
     assert own["refused"]["too small"].startswith("`torch.Tensor.set_` cannot be traced, at ")
     assert own["refused"]["shared"].startswith("`torch.UntypedStorage._share_cuda_` cannot be traced, at ")
+    assert own["refused"]["exported"].startswith("`torch.to_dlpack` cannot be traced, at ")
+    assert own["refused"]["taken"].startswith("`torch.to_dlpack` cannot be traced, at ")
 
 
 def test_the_recorded_figures_are_the_null_gpus(directory: Path) -> None:

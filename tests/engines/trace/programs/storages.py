@@ -47,6 +47,14 @@ def _filled() -> list[object]:
     return [storage.nbytes(), storage.is_cuda, str(storage.device), second_storage().nbytes()]
 
 
+def _made() -> list[object]:
+    before = torch.cuda.memory_allocated()
+    storage = torch.UntypedStorage(5 * KIB, device="cuda")
+    host = torch.UntypedStorage(5)
+    taken = torch.cuda.memory_allocated() - before
+    return [storage.nbytes(), storage.device.type, taken, host.nbytes(), host.device.type]
+
+
 def second_storage() -> torch.UntypedStorage:
     """A storage that was made on the host."""
     return torch.ones(5).untyped_storage().cuda()
@@ -57,6 +65,7 @@ CASES: dict[str, Callable[[], list[object]]] = {
     "placed": _placed,
     "copied": _copied,
     "filled": _filled,
+    "made": _made,
 }
 
 
@@ -77,6 +86,8 @@ def own_answers() -> dict[str, object]:
             torch.ones(2, device="cuda").untyped_storage(), 0, (9,)
         ),
         "shared": lambda: labels.untyped_storage()._share_cuda_(),
+        "exported": lambda: torch.utils.dlpack.to_dlpack(labels),
+        "taken": lambda: torch.utils.dlpack.from_dlpack(labels),
     }.items():
         try:
             call()
