@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Executor
 
+    from oomdoctor.command.fork_server import KeptForkServer
     from oomdoctor.multi_card.pool import Answer
     from oomdoctor.multi_card.workers import WorkerPool
     from oomdoctor.progress import Progress
@@ -63,6 +64,7 @@ class Measuring:
         budget: Most probes, without that of a patched copy.
         most: Most probes in all.
         executor: Runs the probes of remedies elsewhere; None for this machine.
+        kept: The fork server of a command's probes on this machine; None for one of each probe's own.
         runs: Finished probes by their remedies.
         rows: Their rows.
         probes: How many were begun.
@@ -78,6 +80,7 @@ class Measuring:
     budget: int
     most: int
     executor: Executor | None = None
+    kept: KeptForkServer | None = None
     runs: dict[Names, ProbeRun] = field(default_factory=dict)
     rows: dict[Names, MeasuredRemedies] = field(default_factory=dict)
     probes: int = 0
@@ -222,7 +225,7 @@ class Measuring:
         case = Case("+".join(names), request)
         if self.executor is not None and names:
             return run_elsewhere(self.executor, probe_case, case, stop=stop)
-        return probe_case(case, stop, self.workers.start)
+        return probe_case(case, stop, self.workers.start, self.kept)
 
     def _row(self, names: Names, answer: Answer) -> MeasuredRemedies:
         if isinstance(answer, NotApplicableError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor import __version__
+from oomdoctor.command.fork_server import KeptForkServer
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.errors import EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
@@ -154,8 +156,8 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
     jobs = 1 if is_local else request.jobs or default_jobs(len(BY_ID))
     # The last probe is that of the patched copy.
     budget = max(1, request.budget - 1) if has_patch(reference) else request.budget
-    with WorkerPool(CancelToken()) as workers:
-        measuring = Measuring(request.probe, progress, workers, jobs, budget, request.budget, request.executor)
+    with WorkerPool(CancelToken()) as workers, closing(KeptForkServer()) as kept:
+        measuring = Measuring(request.probe, progress, workers, jobs, budget, request.budget, request.executor, kept)
         try:
             found = _searched(request, measuring)
             prescription = prescription_of(measuring, found, reference, request.write)
