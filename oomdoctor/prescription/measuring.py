@@ -107,6 +107,11 @@ class Measuring:
         self.progress.stage(f"as it is: {answer.result.micro_batch.maximum}")
         return answer
 
+    def _plain_trial(self) -> Trial | None:
+        """Return the trial of the target as it is at its maximum."""
+        result = self.runs[()].result
+        return _trial(result.trials, result.micro_batch.maximum)
+
     @property
     def optimizer(self) -> str:
         """Class name of the optimizer that trains the target as it is."""
@@ -239,7 +244,7 @@ class Measuring:
         before = self.runs[()].cost
         sizes = result.micro_batch
         trial = _trial(result.trials, sizes.maximum)
-        compared = _trial(result.trials, plain.maximum) if plain else None
+        compared = _trial(result.trials, plain.maximum, like=self._plain_trial()) if plain else None
         return replace(
             unmeasured(names, "measured", None),
             maximum=sizes.maximum,
@@ -289,9 +294,20 @@ def _more(count: int | None, before: int | None) -> float | None:
     return None if count is None or not before else max(0.0, round(100 * (count / before - 1), 1))
 
 
-def _trial(trials: Sequence[Trial], size: int) -> Trial | None:
+def _trial(trials: Sequence[Trial], size: int, like: Trial | None = None) -> Trial | None:
+    """Return a trial in which a size fits, of a step that accumulates if there is one, or of one like another.
+
+    A plain step holds no gradients in its forward, and its peak is no measure of a step that accumulates.
+    """
     fitting = [trial for trial in trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
-    return fitting[0] if fitting else None
+    if like is not None:
+        fitting = [trial for trial in fitting if _steps(trial) == _steps(like)]
+    return max(fitting, key=_steps, default=None)
+
+
+def _steps(trial: Trial) -> int:
+    """Return whether a trial accumulates, 1 or 2; a third micro-batch takes no more memory than the second."""
+    return min(trial.micro_batches_per_step or 1, 2)
 
 
 def _peak(trial: Trial) -> int:
@@ -299,11 +315,15 @@ def _peak(trial: Trial) -> int:
 
 
 def _slope(trials: Sequence[Trial]) -> int | None:
-    """Return what a sample more takes, between the smallest and the largest size that fit."""
-    fitting = sorted((t.micro_batch, _peak(t)) for t in trials if t.outcome is Outcome.FITS)
-    if not fitting or fitting[0][0] == fitting[-1][0]:
+    """Return what a sample more takes, between the smallest and the largest size that fit, in steps alike if it can."""
+    fitting = [trial for trial in trials if trial.outcome is Outcome.FITS]
+    most = max(map(_steps, fitting), default=0)
+    alike = [trial for trial in fitting if _steps(trial) == most]
+    several = alike if len({trial.micro_batch for trial in alike}) > 1 else fitting
+    sizes = sorted((trial.micro_batch, _peak(trial)) for trial in several)
+    if not sizes or sizes[0][0] == sizes[-1][0]:
         return None
-    (small, low), (large, high) = fitting[0], fitting[-1]
+    (small, low), (large, high) = sizes[0], sizes[-1]
     return (high - low) // (large - small)
 
 

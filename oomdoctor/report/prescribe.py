@@ -297,7 +297,12 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
     if result.accumulation is not None:
         plan = result.accumulation
         verb = "reaches" if plan.steps == 1 else "reach"
-        yield f"{count(plan.steps, 'accumulation step')} {verb} the target batch of {plan.target_batch}"
+        steps = count(plan.steps, "accumulation step")
+        if plan.effective_batch >= plan.target_batch:
+            yield f"{steps} {verb} the target batch of {plan.target_batch}"
+        else:
+            samples = count(plan.effective_batch, "sample")
+            yield f"{steps} {verb} {samples}, and not the target batch of {plan.target_batch}"
 
 
 def _recommended(row: MeasuredRemedies, result: PrescribeResult) -> Iterator[str]:

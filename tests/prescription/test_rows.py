@@ -16,6 +16,7 @@ from oomdoctor.prescription.run import program_source
 from oomdoctor.progress import SilentProgress
 from oomdoctor.remedies.catalogue import Remedy, remedy
 from oomdoctor.request import build_request
+from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.prescribe import StepCost
 from oomdoctor.target.reference import parse_reference
 
@@ -114,3 +115,17 @@ def test_a_row_without_an_answer_in_time_is_not_said_to_raise(
     monkeypatch.setattr(measuring, "probe_case", lambda *_: NoAnswerError("a trial took longer than 300 s"))
     (row,) = measured.measure([("checkpoint",)])
     assert (row.outcome, row.problem) == ("not_measured", "a trial took longer than 300 s")
+
+
+def fits(size: int, steps: int, peak_bytes: int) -> Trial:
+    """A trial that fits."""
+    return Trial(size, Outcome.FITS, 1000, peak_bytes, micro_batches_per_step=steps)
+
+
+def test_a_row_is_compared_with_steps_that_accumulate_as_those_of_the_target_do() -> None:
+    """A plain step at the same size holds no gradients in its forward, and saves nothing by that."""
+    trials = (fits(4, 2, 140), fits(8, 2, 180), fits(10, 1, 160))
+    assert measuring._trial(trials, 10, like=fits(10, 2, 200)) is None
+    assert measuring._trial((*trials, fits(10, 2, 200)), 10, like=fits(10, 8, 210)) == fits(10, 2, 200)
+    assert measuring._slope(trials) == 10
+    assert measuring._slope((fits(4, 2, 140), fits(10, 1, 170))) == 5

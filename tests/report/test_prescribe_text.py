@@ -9,7 +9,7 @@ from prescribe_documents import not_enough, prescribed, row
 
 from oomdoctor.output import Terminal
 from oomdoctor.report import prescribe
-from oomdoctor.results import MeasuredRemedies, PrescribeDocument
+from oomdoctor.results import Accumulation, MeasuredRemedies, PrescribeDocument, UniformPlan
 
 
 def shown(document: PrescribeDocument) -> list[str]:
@@ -114,3 +114,11 @@ def test_an_interrupted_prescription_says_so_first() -> None:
         prescribed(**changes)
     )
     assert f"{said}." in shown(prescribed(alone=(), combined=(), **changes))
+
+
+def test_a_command_that_is_told_no_accumulation_steps_does_not_reach_the_target_batch() -> None:
+    """Its step has one micro-batch, and the report promises no more."""
+    plan = Accumulation(256, 1, 1, (20,), 20, None, UniformPlan(20, 1, 20))
+    lines = shown(prescribed(accumulation=plan))
+    assert "1 accumulation step reaches 20 samples, and not the target batch of 256." in lines
+    assert "13 accumulation steps reach the target batch of 256." in shown(prescribed())
