@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oomdoctor.option_values import by_parameters
+from oomdoctor.prescription.patching import PatchFile
 from oomdoctor.prescription.run import DEFAULT_BUDGET, PrescribeRequest
 from oomdoctor.prescription.run import prescribe as run_prescribe
 from oomdoctor.progress import SilentProgress
@@ -33,6 +34,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     budget: int = DEFAULT_BUDGET,
     jobs: int | None = None,
     write: str | os.PathLike[str] | None = None,
+    force: bool = False,
     world_size: int = 1,
     gpu: str | None = None,
     device: int | str | None = None,
@@ -65,6 +67,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         budget: Most probes in all.
         jobs: Probes at once; None for one a core.
         write: Where the patched file goes, once it is proven; None to write none.
+        force: Whether a file that exists there is overwritten, such as the target itself.
         world_size: Devices that share the target batch.
         gpu: Card to ask about; None for the GPU of this machine.
         device: Index or UUID of a GPU of this machine.
@@ -89,6 +92,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         UsageError: The question contradicts itself.
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
+        KeyboardInterrupt: Somebody interrupted; its `document`, where it has one, has what was measured until then.
     """
     request = build_request(
         target,
@@ -110,6 +114,6 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         at=at or {},
         guide=False,
     )
-    file = None if write is None else Path(write)
+    file = None if write is None else PatchFile(Path(write), force)
     question = PrescribeRequest(request, need, keep, tuple(without), tuple(beside), budget, jobs, file)
     return run_prescribe(question, progress or SilentProgress())

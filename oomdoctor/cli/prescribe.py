@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,7 +30,10 @@ from oomdoctor.cli.probe_options import (
     WorldSize,
 )
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
-from oomdoctor.errors import OomdoctorError
+from oomdoctor.errors import OomdoctorError, UsageError
+
+if TYPE_CHECKING:
+    from oomdoctor.prescription.patching import PatchFile
 
 
 def prescribe(  # noqa: PLR0913 - one parameter an option
@@ -74,8 +77,15 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     ] = None,
     write: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Write the patched file there, once it is proven.", show_default=False),
+        typer.Option(
+            metavar="PATH",
+            help="Write the patched file there, once it is proven; a file that exists only with `--force`.",
+            show_default=False,
+        ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let `--write` overwrite a file that exists, such as the target itself.")
+    ] = False,
     executor: ExecutorName = None,
     world_size: WorldSize = 1,
     gpu: Gpu = None,
@@ -105,7 +115,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Measure what each remedy against running out of memory gains, and write the patch that reaches what is needed."""
     from oomdoctor.output import check_writable
-    from oomdoctor.prescription.run import PrescribeRequest
+    from oomdoctor.prescription.run import PrescribeInterrupted, PrescribeRequest
     from oomdoctor.prescription.run import prescribe as run_prescribe
     from oomdoctor.report.progress import make_progress
     from oomdoctor.request import as_option, build_request
@@ -139,11 +149,18 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
             guide=False,
             spelled=as_option,
         )
-        question = PrescribeRequest(request, need, keep, tuple(without or ()), tuple(beside or ()), budget, jobs, write)
+        written = _write_option(write, output, force=force)
+        question = PrescribeRequest(
+            request, need, keep, tuple(without or ()), tuple(beside or ()), budget, jobs, written
+        )
         with executor_called(executor, Path.cwd()) as elsewhere:
             document = run_prescribe(replace(question, executor=elsewhere), progress)
     except OomdoctorError as error:
         render_failure("prescribe", error, chosen, output)
+        raise
+    except PrescribeInterrupted as interrupt:
+        progress.close()
+        render(interrupt.document, chosen, output)
         raise
     finally:
         progress.close()
@@ -153,3 +170,20 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
 
         typer.echo("\n".join(roofline(document.result)), err=True)
     raise typer.Exit(document.exit_code)
+
+
+def _write_option(write: Path | None, output: Path | None, *, force: bool) -> PatchFile | None:
+    """Return where the patched file goes.
+
+    Raises:
+        UsageError: The report goes there as well, or nothing is written that could be forced.
+    """
+    from oomdoctor.prescription.patching import PatchFile
+
+    if write is None:
+        if force:
+            raise UsageError("`--force` is for `--write`, which is not given", hint="name a file with `--write PATH`")
+        return None
+    if output is not None and output.resolve() == write.resolve():
+        raise UsageError(f"`--write` and `--output` both name `{write}`", hint="give each a file of its own")
+    return PatchFile(write, force)

@@ -8,15 +8,17 @@ import select
 import socket
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.codec import encode
+from oomdoctor.command.trial import SocketDirectory
 from oomdoctor.run.environment import AGENT_DIRECTORY
 from oomdoctor.trial.process import GuardedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from oomdoctor.agent.messages import ProcessDescription
     from oomdoctor.trial.process import CancelToken
@@ -94,3 +96,39 @@ class ForkServer:
         if self._process.is_open:
             self._process.close()
             os.close(self._ready_read)
+
+
+@dataclass(slots=True)
+class KeptForkServer:
+    """A fork server that the first of several probes of one command starts, and the others use.
+
+    Close it once no probe runs any more.
+
+    Attributes:
+        environment: The environment of the command's trials for which it was started, without variables of ours.
+        server: The server; None where there is none, so that each probe has its own.
+        environment_at_torch: The environment that torch was imported with.
+        has_port: Whether two programs at once would want the same port.
+        reason: Proof that its forks take the memory of a process of their own.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    server: ForkServer | None = None
+    environment_at_torch: Mapping[str, str] = field(default_factory=dict)
+    has_port: bool = False
+    reason: str | None = None
+    _sockets: SocketDirectory | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Directory for its socket, which lasts as long as this."""
+        if self._sockets is None:
+            self._sockets = SocketDirectory()
+        return self._sockets.path
+
+    def close(self) -> None:
+        """End the server and all that it forked."""
+        if self.server is not None:
+            self.server.close()
+        if self._sockets is not None:
+            self._sockets.close()

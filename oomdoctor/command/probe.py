@@ -25,6 +25,7 @@ from oomdoctor.trial.worker_answers import HeldMemory, LoadedTarget
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oomdoctor.command.fork_server import KeptForkServer
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
@@ -63,13 +64,20 @@ def engine_for_command(request: ProbeRequest) -> Engine:
     )
 
 
-def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToken | None = None) -> ProbeRun:
+def probe_command(
+    request: ProbeRequest,
+    progress: Progress,
+    *,
+    stop: CancelToken | None = None,
+    kept: KeptForkServer | None = None,
+) -> ProbeRun:
     """Find the largest micro-batch that fits, and the plan that reaches the target batch.
 
     Args:
         request: The question; its `command` says what to run.
         progress: Told of each stage and trial.
         stop: Ends the probe from another thread.
+        kept: The fork server of several probes of the command; None for one of its own.
 
     Raises:
         UsageError: The question contradicts itself.
@@ -80,7 +88,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
     share = share_of_command(request)
     engine = engine_for_command(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
-    with CommandSupervisor(request, engine, stop, progress) as supervisor:
+    with CommandSupervisor(request, engine, stop, progress, kept) as supervisor:
         searched = request.variant.searched
         session = ProbeSearch(supervisor, progress, share, searched=searched)
         progress.stage(f"starting {request.target}")

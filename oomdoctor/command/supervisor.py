@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self
 
 from oomdoctor.agent.messages import LEAST_GROWTH_BYTES
 from oomdoctor.command.dependencies import CommandDependencies
-from oomdoctor.command.fork_server import ForkServer
+from oomdoctor.command.fork_server import ForkServer, KeptForkServer
 from oomdoctor.command.lone_rank import lone_words, share_of_command, sizes_of, steps_of
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, one_step_error, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
 from oomdoctor.command.remedies import applied_changes, remedy_settings
+from oomdoctor.command.speculative import SpeculativeTrial
 from oomdoctor.command.template import accumulates, edits_of, explained, fill_command
 from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
@@ -26,10 +26,9 @@ from oomdoctor.run.environment import with_agent
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
 from oomdoctor.search.trial_source import TrialNotes, TrialProblem, TrialSource
 from oomdoctor.target.literals import find_literals
-from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.agent.messages import DeviceInfo, Measurements
@@ -37,47 +36,7 @@ if TYPE_CHECKING:
     from oomdoctor.remedies.file_edit import AppliedChange
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
-
-
-TrialSize: TypeAlias = tuple[int, int, int]
-"""Micro-batch, accumulation steps and allowed bytes of a trial."""
-
-
-class SpeculativeTrial:
-    """A trial that is begun before the search asks for it, beside the one that it has asked for; at most one."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1)
-        self._running: tuple[TrialSize, CancelToken, Future[EndedTrial]] | None = None
-
-    def begin(self, size: TrialSize, run: Callable[[CancelToken], EndedTrial]) -> None:
-        """Begin a trial, in place of one that nobody has asked for meanwhile."""
-        self.drop()
-        stop = CancelToken()
-        self._running = size, stop, self._pool.submit(run, stop)
-
-    def take(self, size: TrialSize) -> EndedTrial | None:
-        """Wait for the trial of this size to end and return it; None where it was not begun.
-
-        Raises:
-            KeyboardInterrupt: A stop was set.
-        """
-        if self._running is None or self._running[0] != size:
-            return None
-        (_, _, future), self._running = self._running, None
-        return future.result()
-
-    def drop(self) -> None:
-        """End the trial that was begun, if there is one."""
-        if self._running is not None:
-            (_, stop, future), self._running = self._running, None
-            stop.set()
-            future.exception()
-
-    def close(self) -> None:
-        """End the thread."""
-        self.drop()
-        self._pool.shutdown()
+    from oomdoctor.trial.process import CancelToken
 
 
 _DROPPED: Final = ("OOMDOCTOR_RUN_", "OOMDOCTOR_TRIAL_", "OOMDOCTOR_FORK_")
@@ -93,6 +52,7 @@ class CommandSupervisor(TrialSource):
         engine: The engine that the trials run on.
         stop: Ends a wait from another thread.
         progress: Told of a trial that takes long; None for nobody.
+        kept: A fork server that outlasts this probe, for those after it in the same environment; None for none.
 
     Attributes:
         observations: Observations of the trials besides their outcomes.
@@ -106,15 +66,20 @@ class CommandSupervisor(TrialSource):
     """
 
     def __init__(
-        self, request: ProbeRequest, engine: Engine, stop: CancelToken | None = None, progress: Progress | None = None
+        self,
+        request: ProbeRequest,
+        engine: Engine,
+        stop: CancelToken | None = None,
+        progress: Progress | None = None,
+        kept: KeptForkServer | None = None,
     ) -> None:
         self._request = request
         self._progress = SilentProgress() if progress is None else progress
         self._engine = engine
         self._stops = () if stop is None else (stop,)
         self._sockets = SocketDirectory()
-        kept = {name: value for name, value in engine.environment.items() if not name.startswith(_DROPPED)}
-        self._environment = with_agent(kept) | {"OOMDOCTOR_TRIAL_COUNT_STEPS": request.count_steps}
+        own = {name: value for name, value in engine.environment.items() if not name.startswith(_DROPPED)}
+        self._environment = with_agent(own) | {"OOMDOCTOR_TRIAL_COUNT_STEPS": request.count_steps}
         self._words, variables = lone_words(request)
         self._environment |= variables | remedy_settings(request.variant)
         self.uses = CommandDependencies(self._sockets.path) if request.watched else None
@@ -136,6 +101,8 @@ class CommandSupervisor(TrialSource):
         self.fork_reason: str | None = None
         self.capacity_bytes = engine.card.capacity_bytes if engine.card else request.memory_bytes or 0
         self.notes = TrialNotes()
+        self._kept = kept
+        self._use_kept(own)
 
     def __enter__(self) -> Self:
         return self
@@ -151,12 +118,13 @@ class CommandSupervisor(TrialSource):
             NoAnswerError: It took too long.
             KeyboardInterrupt: The stop was set.
         """
-        start = self._start(micro_batch, micro_steps, 0, describe=not self._request.fresh)
+        may_fork = not self._request.fresh and self._forks is None
+        start = self._start(micro_batch, micro_steps, 0, describe=may_fork)
         ended = self._end(start)
         self._learn(ended)
         self.changes = applied_changes(self._request.variant, ended.events)
         first = classify_trial(ended, micro_batch, self._lower_capacity(ended), self._steps(micro_steps)).trial
-        if not self._request.fresh and first.outcome is not Outcome.FAILED:
+        if may_fork and first.outcome is not Outcome.FAILED:
             self._fork_from(ended, first, micro_steps)
         ended = self._grown(ended, micro_batch, micro_steps, self.capacity_bytes)
         classified = self._classified(ended, micro_batch, self.capacity_bytes)
@@ -230,7 +198,7 @@ class CommandSupervisor(TrialSource):
     def close(self) -> None:
         """End what still runs, and remove what is ours."""
         self._speculative.close()
-        if self._forks is not None:
+        if self._forks is not None and (self._kept is None or self._kept.server is not self._forks):
             self._forks.close()
         self._sockets.close()
 
@@ -410,6 +378,19 @@ class CommandSupervisor(TrialSource):
 
     # --- forking -----------------------------------------------------------------------------------------------------
 
+    def _use_kept(self, environment: Mapping[str, str]) -> None:
+        """Fork trials from the server of an earlier probe, where that had this environment; else keep one for it."""
+        kept = self._kept
+        if kept is None or self._request.fresh:
+            self._kept = None
+        elif kept.server is None and not kept.environment:
+            kept.environment = environment
+        elif kept.server is not None and kept.environment == environment:
+            self._forks, self._has_port = kept.server, kept.has_port
+            self._environment_at_torch, self.fork_reason = kept.environment_at_torch, kept.reason
+        else:
+            self._kept = None
+
     def _fork_from(self, ended: EndedTrial, trial: Trial, micro_steps: int) -> None:
         """Start the fork server, and believe it once a forked trial has taken the same memory as the fresh one."""
         described = [measured.process for measured in ended.events.trainers() if measured.process]
@@ -418,7 +399,7 @@ class CommandSupervisor(TrialSource):
         else:
             self.fork_reason = "each trial was started anew: the process that trains could not be described"
             return
-        server = ForkServer(described[0], self._sockets.path)
+        server = ForkServer(described[0], self._sockets.path if self._kept is None else self._kept.directory)
         if not server.wait(self._request.trial_timeout_seconds, self._stops):
             server.close()
             self.fork_reason = f"each trial was started anew: {server.reason}"
@@ -435,6 +416,9 @@ class CommandSupervisor(TrialSource):
                 "forked from a process that has imported what the first trial had; at micro-batch "
                 f"{trial.micro_batch} both ways took the same memory to the byte"
             )
+            if (kept := self._kept) is not None:
+                kept.server, kept.has_port, kept.reason = server, self._has_port, self.fork_reason
+                kept.environment_at_torch = self._environment_at_torch
             return
         self._forks = None
         server.close()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
+    from oomdoctor.command.fork_server import KeptForkServer
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
@@ -152,19 +153,25 @@ def probe_all(
         return run_all(pieces, max(1, min(jobs, len(cases))), stop)
 
 
-def probe_case(case: Case, stop: CancelToken | None = None, start: WorkerStarter | None = None) -> Answer:
+def probe_case(
+    case: Case,
+    stop: CancelToken | None = None,
+    start: WorkerStarter | None = None,
+    kept: KeptForkServer | None = None,
+) -> Answer:
     """Probe one case; an error is an answer.
 
     Args:
         case: The case.
         stop: Ends the probe from another thread.
         start: Starts its workers; None for fresh interpreters.
+        kept: The fork server of several probes of one command; None for one of its own.
 
     Raises:
         KeyboardInterrupt: The stop was set.
     """
     try:
-        return probe(case.request, SilentProgress(), stop=stop, start=start)
+        return probe(case.request, SilentProgress(), stop=stop, start=start, kept=kept)
     except OomdoctorError as error:
         return error
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from oomdoctor.errors import NotApplicableError, OomdoctorError
+from oomdoctor.errors import NoAnswerError, NotApplicableError, OomdoctorError
 from oomdoctor.multi_card.pool import Case, probe_case, run_elsewhere
 from oomdoctor.remedies.catalogue import ALLOCATOR_VARIABLE, cost, exactness, remedy, with_remedies
+from oomdoctor.report.plain_text import count
 from oomdoctor.results import Outcome
 from oomdoctor.results.prescribe import MeasuredRemedies
 from oomdoctor.trial.parallel import run_all
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Executor
 
+    from oomdoctor.command.fork_server import KeptForkServer
     from oomdoctor.multi_card.pool import Answer
     from oomdoctor.multi_card.workers import WorkerPool
     from oomdoctor.progress import Progress
@@ -31,6 +35,21 @@ if TYPE_CHECKING:
     Names = tuple[str, ...]
 
 _BUDGET_SPENT: Final = "the budget of probes was spent"
+_SHORT_SECONDS: Final = 10
+_LONG_SECONDS: Final = 120
+
+
+@dataclass(slots=True)
+class Round:
+    """Rows that are measured one beside the other.
+
+    Attributes:
+        rows: How many there are.
+        done: How many have ended.
+    """
+
+    rows: int = 0
+    done: int = 0
 
 
 @dataclass(slots=True)
@@ -42,11 +61,16 @@ class Measuring:
         progress: Told of each probe.
         workers: Starts the workers.
         jobs: Most probes at once.
-        budget: Most probes in all.
+        budget: Most probes, without that of a patched copy.
+        most: Most probes in all.
         executor: Runs the probes of remedies elsewhere; None for this machine.
+        kept: The fork server of a command's probes on this machine; None for one of each probe's own.
         runs: Finished probes by their remedies.
         rows: Their rows.
         probes: How many were begun.
+        done: How many have ended.
+        running: What is being probed, in the order in which it was begun.
+        seconds: Time that the target as it is took.
     """
 
     request: ProbeRequest
@@ -54,10 +78,16 @@ class Measuring:
     workers: WorkerPool
     jobs: int
     budget: int
+    most: int
     executor: Executor | None = None
+    kept: KeptForkServer | None = None
     runs: dict[Names, ProbeRun] = field(default_factory=dict)
     rows: dict[Names, MeasuredRemedies] = field(default_factory=dict)
     probes: int = 0
+    done: int = 0
+    running: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    _round: Round = field(default_factory=Round)
     _lock: Lock = field(default_factory=Lock)
 
     def plain(self) -> ProbeRun:
@@ -67,11 +97,20 @@ class Measuring:
             OomdoctorError: There is no answer about it.
         """
         self.probes += 1
-        answer = self._probed((), self.request, None)
-        if isinstance(answer, OomdoctorError):
-            raise answer
-        self.rows[()] = self._row((), answer)
+        begun = time.monotonic()
+        with self._told(f"{self.request.target} as it is"):
+            answer = self._probed((), self.request, None)
+            if isinstance(answer, OomdoctorError):
+                raise answer
+            self.rows[()] = self._row((), answer)
+        self.seconds = time.monotonic() - begun
+        self.progress.stage(f"as it is: {answer.result.micro_batch.maximum}")
         return answer
+
+    def _plain_trial(self) -> Trial | None:
+        """Return the trial of the target as it is at its maximum."""
+        result = self.runs[()].result
+        return _trial(result.trials, result.micro_batch.maximum)
 
     @property
     def optimizer(self) -> str:
@@ -85,32 +124,73 @@ class Measuring:
             if names in self.rows:
                 continue
             if (problem := next(self._obstacles(names), None)) is not None:
-                self.rows[names] = _unmeasured(names, "not_applicable", problem)
+                self.rows[names] = unmeasured(names, "not_applicable", problem)
             elif self.probes >= self.budget:
-                self.rows[names] = _unmeasured(names, "not_measured", _BUDGET_SPENT)
+                self.rows[names] = unmeasured(names, "not_measured", _BUDGET_SPENT)
             else:
                 self.probes += 1
                 pieces.append(partial(self._measure, names))
         if pieces:
-            run_all(pieces, min(self.jobs, len(pieces)) if self.executor is None else len(pieces))
+            at_once = min(self.jobs, len(pieces)) if self.executor is None else len(pieces)
+            self._announce(len(pieces), at_once)
+            run_all(pieces, at_once)
         return [self.rows[names] for names in sets]
 
     def again(self, request: ProbeRequest) -> Answer:
         """Probe another target, such as a patched copy, as the rows were."""
         self.probes += 1
-        return self._probed((), replace(request, variant=self.request.variant), None)
+        self._round = Round()
+        with self._told("the patched copy"):
+            return self._probed((), replace(request, variant=self.request.variant), None)
+
+    @property
+    def state(self) -> str:
+        """How much is done, and what is being measured, in words."""
+        done = f"{self.done} of at most {count(self.most, 'probe')} done"
+        if self._round.rows > 1:
+            done = f"{self._round.done} of {self._round.rows} rows of this round, {done}"
+        return f"{done}, measuring {', '.join(self.running)}" if self.running else done
+
+    def _announce(self, rows: int, at_once: int) -> None:
+        """Say how many rows follow; and, where they are the first, about how long they take."""
+        is_first = len(self.runs) == 1 and not self._round.rows
+        self._round = Round(rows)
+        if is_first:
+            seconds = -(-rows // at_once) * self.seconds
+            self.progress.stage(
+                f"{count(rows, 'remedy', 'remedies')} alone, {at_once} at once: {_duration(seconds)} at most "
+                f"where each takes the {_duration(self.seconds)} of the target as it is; then their combinations"
+            )
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Tell of a probe that begins, and count it once it has ended; one that is interrupted goes on being named."""
+        with self._lock:
+            self.running.append(name)
+            self.progress.stage(self.state)
+        yield
+        with self._lock:
+            self.running.remove(name)
+            self.done += 1
+            self._round.done += 1
 
     def _measure(self, names: Names, stop: CancelToken) -> None:
+        if stop.is_set:  # a thread that was stopped takes the next piece before that is called off
+            raise KeyboardInterrupt
+        with self._told(" + ".join(names)):
+            row = self._measured(names, stop)
+        with self._lock:
+            self.rows[names] = row
+            self.progress.stage(_found(row))
+
+    def _measured(self, names: Names, stop: CancelToken) -> MeasuredRemedies:
         request = replace(self.request, variant=with_remedies(self.request.variant, names))
         known = self._known_cost(names)
         answer = self._probed(names, request, stop, self.rows[()].maximum or None, counts=known is None)
         if known is not None and not isinstance(answer, OomdoctorError):
             is_compared = answer.result.micro_batch.maximum >= known.micro_batch
             answer = replace(answer, cost=known if is_compared else None)
-        row = self._row(names, answer)
-        with self._lock:
-            self.rows[names] = row
-            self.progress.stage(_told(row))
+        return self._row(names, answer)
 
     def _known_cost(self, names: Names) -> StepCost | None:
         """Return the cost without the remedies that leave a step's operators alone; None where that is timed, too."""
@@ -150,21 +230,23 @@ class Measuring:
         case = Case("+".join(names), request)
         if self.executor is not None and names:
             return run_elsewhere(self.executor, probe_case, case, stop=stop)
-        return probe_case(case, stop, self.workers.start)
+        return probe_case(case, stop, self.workers.start, self.kept)
 
     def _row(self, names: Names, answer: Answer) -> MeasuredRemedies:
         if isinstance(answer, NotApplicableError):
-            return _unmeasured(names, "not_applicable", answer.message)
+            return unmeasured(names, "not_applicable", answer.message)
+        if isinstance(answer, NoAnswerError):  # a time limit, a crash: which says nothing of the remedy's step
+            return unmeasured(names, "not_measured", answer.message)
         if isinstance(answer, OomdoctorError):
-            return _unmeasured(names, "raises", answer.message)
+            return unmeasured(names, "raises", answer.message)
         self.runs[names] = answer
         result, plain = answer.result, self.rows.get(())
         before = self.runs[()].cost
         sizes = result.micro_batch
         trial = _trial(result.trials, sizes.maximum)
-        compared = _trial(result.trials, plain.maximum) if plain else None
+        compared = _trial(result.trials, plain.maximum, like=self._plain_trial()) if plain else None
         return replace(
-            _unmeasured(names, "measured", None),
+            unmeasured(names, "measured", None),
             maximum=sizes.maximum,
             recommended=sizes.recommended,
             limited_by=sizes.limited_by,
@@ -179,7 +261,8 @@ class Measuring:
         )
 
 
-def _unmeasured(names: Names, outcome: str, problem: str | None) -> MeasuredRemedies:
+def unmeasured(names: Names, outcome: str, problem: str | None) -> MeasuredRemedies:
+    """Return the row of a set of which nothing is known but why."""
     remedies = [remedy(name) for name in names]
     return MeasuredRemedies(
         remedies=names,
@@ -211,9 +294,20 @@ def _more(count: int | None, before: int | None) -> float | None:
     return None if count is None or not before else max(0.0, round(100 * (count / before - 1), 1))
 
 
-def _trial(trials: Sequence[Trial], size: int) -> Trial | None:
+def _trial(trials: Sequence[Trial], size: int, like: Trial | None = None) -> Trial | None:
+    """Return a trial in which a size fits, of a step that accumulates if there is one, or of one like another.
+
+    A plain step holds no gradients in its forward, and its peak is no measure of a step that accumulates.
+    """
     fitting = [trial for trial in trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
-    return fitting[0] if fitting else None
+    if like is not None:
+        fitting = [trial for trial in fitting if _steps(trial) == _steps(like)]
+    return max(fitting, key=_steps, default=None)
+
+
+def _steps(trial: Trial) -> int:
+    """Return whether a trial accumulates, 1 or 2; a third micro-batch takes no more memory than the second."""
+    return min(trial.micro_batches_per_step or 1, 2)
 
 
 def _peak(trial: Trial) -> int:
@@ -221,15 +315,25 @@ def _peak(trial: Trial) -> int:
 
 
 def _slope(trials: Sequence[Trial]) -> int | None:
-    """Return what a sample more takes, between the smallest and the largest size that fit."""
-    fitting = sorted((t.micro_batch, _peak(t)) for t in trials if t.outcome is Outcome.FITS)
-    if not fitting or fitting[0][0] == fitting[-1][0]:
+    """Return what a sample more takes, between the smallest and the largest size that fit, in steps alike if it can."""
+    fitting = [trial for trial in trials if trial.outcome is Outcome.FITS]
+    most = max(map(_steps, fitting), default=0)
+    alike = [trial for trial in fitting if _steps(trial) == most]
+    several = alike if len({trial.micro_batch for trial in alike}) > 1 else fitting
+    sizes = sorted((trial.micro_batch, _peak(trial)) for trial in several)
+    if not sizes or sizes[0][0] == sizes[-1][0]:
         return None
-    (small, low), (large, high) = fitting[0], fitting[-1]
+    (small, low), (large, high) = sizes[0], sizes[-1]
     return (high - low) // (large - small)
 
 
-def _told(row: MeasuredRemedies) -> str:
+def _duration(seconds: float) -> str:
+    if seconds >= _LONG_SECONDS:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.1f} s" if seconds < _SHORT_SECONDS else f"{seconds:.0f} s"
+
+
+def _found(row: MeasuredRemedies) -> str:
     found = f"{row.maximum}" if row.outcome == "measured" else row.outcome.replace("_", " ")
     return f"{' + '.join(row.remedies)}: {found}"
 

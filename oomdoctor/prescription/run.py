@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor import __version__
+from oomdoctor.command.fork_server import KeptForkServer
 from oomdoctor.engines.monitor import has_local_gpu
-from oomdoctor.errors import EXIT_GATE, EXIT_OK, NotApplicableError, OomdoctorError, UsageError
+from oomdoctor.errors import EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
-from oomdoctor.output import check_writable, write_atomically
-from oomdoctor.prescription.measuring import Measuring, order
-from oomdoctor.prescription.search import search, with_front
-from oomdoctor.remedies.catalogue import BY_ID, remedy
-from oomdoctor.remedies.patch import code_by_place, code_of_program, diff_of, merged, patched
+from oomdoctor.prescription.measuring import Measuring, order, unmeasured
+from oomdoctor.prescription.patching import Prescription, has_patch, prescription_of, why_no_patch
+from oomdoctor.prescription.search import Found, names_alone, search, with_front
+from oomdoctor.remedies.catalogue import BY_ID
+from oomdoctor.remedies.patch import code_by_place, code_of_program
 from oomdoctor.remedies.trainers import framework_arguments
 from oomdoctor.report.plain_text import count
 from oomdoctor.request import ProbeRequest  # noqa: TC001
 from oomdoctor.results.document import PrescribeDocument
-from oomdoctor.results.prescribe import Patch, PrescribedCode, PrescribeResult
+from oomdoctor.results.prescribe import PrescribedCode, PrescribeResult
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.parallel import default_jobs
 from oomdoctor.trial.process import CancelToken
 from oomdoctor.units import LARGEST_MICRO_BATCH, MIB, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from concurrent.futures import Executor
 
-    from oomdoctor.prescription.search import Found, Keep
+    from oomdoctor.prescription.patching import PatchFile
+    from oomdoctor.prescription.search import Keep
     from oomdoctor.progress import Progress
     from oomdoctor.remedies.file_edit import FileEdit
     from oomdoctor.results import Accumulation
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
     from oomdoctor.trial.answer import ProbeRun
 
 DEFAULT_BUDGET: Final = 80
-_NO_PATCH_OF_COMMANDS: Final = "the code is for the command's own files, and goes where it says"
 _RANKS: Final = 8
 """GPUs of the server that advice is given for."""
+_INTERRUPTED: Final = "the measuring was interrupted before"
+_NOT_WRITTEN: Final = "the measuring was interrupted"
+_EXIT_CODES: Final = {"measured": EXIT_OK, "reached": EXIT_OK, "interrupted": EXIT_INTERRUPTED}
+"""Exit codes by status; that of all others is 1."""
 KEEPS: Final = ("same", "rounding", "any")
 
 
@@ -69,7 +73,7 @@ class PrescribeRequest:
     beside: tuple[str, ...] = ()
     budget: int = DEFAULT_BUDGET
     jobs: int | None = None
-    write: Path | None = None
+    write: PatchFile | None = None
     executor: Executor | None = None
 
     def check(self) -> None:
@@ -106,7 +110,7 @@ class PrescribeRequest:
                 hint="ask for a smaller one",
             )
         if self.write is not None:
-            check_writable(self.write, "--write")
+            self.write.check()
 
 
 def _alike(name: str) -> str:
@@ -114,6 +118,18 @@ def _alike(name: str) -> str:
     known = f"there are {', '.join(BY_ID)}"
     near = get_close_matches(name.strip().lower().replace("_", "-"), BY_ID, n=3)
     return f"did you mean {' or '.join(f'`{one}`' for one in near)}? {known}" if near else known
+
+
+class PrescribeInterrupted(KeyboardInterrupt):
+    """An interrupt after the target as it is was measured.
+
+    Attributes:
+        document: What was measured until then.
+    """
+
+    def __init__(self, document: PrescribeDocument) -> None:
+        super().__init__()
+        self.document = document
 
 
 def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocument:
@@ -127,114 +143,84 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
         UsageError: The question contradicts itself, or the patched file cannot be written.
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
+        PrescribeInterrupted: Somebody interrupted; it has the rows that were measured until then.
     """
     request.check()
     reference = None
     if request.probe.command is None:
         reference = parse_reference(request.probe.target, directory=request.probe.directory)
+    if request.write is not None and reference is not None and not has_patch(reference):
+        message, _, way = why_no_patch(reference).partition("; ")
+        raise UsageError(message, hint=way or "leave `--write` out; the code of what is prescribed is printed")
     is_local = request.probe.gpu is None and has_local_gpu()
     jobs = 1 if is_local else request.jobs or default_jobs(len(BY_ID))
     # The last probe is that of the patched copy.
-    budget = request.budget if reference is None else max(1, request.budget - 1)
-    with WorkerPool(CancelToken()) as workers:
-        measuring = Measuring(request.probe, progress, workers, jobs, budget, request.executor)
-        progress.stage(f"probing {request.probe.target} as it is")
-        plain = measuring.plain()
-        progress.stage(f"as it is: {plain.result.micro_batch.maximum}")
-        found = search(
-            measuring.measure,
-            measuring.rows[()],
-            need=request.need,
-            keep=request.keep,
-            without=request.without,
-            beside=request.beside,
-            blocks=lambda names: max((change.total for change in measuring.runs[names].changes), default=0),
-        )
-        edit = _edit(measuring, found)
-        patch, problem = None, None if edit is None else _NO_PATCH_OF_COMMANDS
-        if edit is not None and reference is not None:
-            patch, problem = _patch(request, measuring, reference, found, edit)
-    return _document(request, measuring, plain, found, edit, reference, patch, problem)
+    budget = max(1, request.budget - 1) if has_patch(reference) else request.budget
+    with WorkerPool(CancelToken()) as workers, closing(KeptForkServer()) as kept:
+        measuring = Measuring(request.probe, progress, workers, jobs, budget, request.budget, request.executor, kept)
+        try:
+            found = _searched(request, measuring)
+            prescription = prescription_of(measuring, found, reference, request.write)
+        except KeyboardInterrupt as interrupt:
+            if () not in measuring.rows:
+                interrupt.add_note(measuring.state)
+                raise
+            found = None
+    if found is None:  # raised here, since what each probe notes on the interrupt says nothing of the rows
+        raise _interrupted(request, measuring)
+    return _document(request, measuring, found, reference, prescription)
 
 
-def _edit(measuring: Measuring, found: Found) -> FileEdit | None:
-    """Return what is prescribed as an edit; None where nothing is."""
-    if found.chosen is None:
-        return None
-    names = found.chosen.remedies
-    applied = [change.edit for change in measuring.runs[names].changes]
-    return merged([*(remedy(name).edit() for name in names), *applied])
+def _searched(request: PrescribeRequest, measuring: Measuring) -> Found:
+    measuring.plain()
+    return search(
+        measuring.measure,
+        measuring.rows[()],
+        need=request.need,
+        keep=request.keep,
+        without=request.without,
+        beside=request.beside,
+        blocks=lambda names: max((change.total for change in measuring.runs[names].changes), default=0),
+    )
 
 
-def _patch(
-    request: PrescribeRequest, measuring: Measuring, reference: Reference, found: Found, edit: FileEdit
-) -> tuple[Patch | None, str | None]:
-    """Return the patch with its proof, or why there is none."""
-    if reference.path is None:
-        writes = f"; `oomdoctor init '{reference.text}' > model.py` writes this one" if reference.hub else ""
-        kind = "name" if reference.hub else "module"
-        return None, f"`{reference.location}` is a {kind}, and patches are made of files{writes}"
-    path = Path(reference.path)
-    try:
-        source = path.read_bytes().decode("utf-8")
-        after = patched(source, edit, reference.attribute or "build_model", measuring.optimizer)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f"{path.stem}_prescribed_", suffix=".py", encoding="utf-8", newline=""
-        ) as copy:
-            copy.write(after)
-            copy.flush()
-            answer = measuring.again(replace(request.probe, target=_renamed(reference, copy.name)))
-    except NotApplicableError as error:
-        return None, error.message
-    except (OSError, UnicodeDecodeError) as error:
-        return None, f"a patched copy beside `{reference.location}` cannot be made: {error}"
-    if isinstance(answer, OomdoctorError):
-        return None, f"the patched copy fails: {answer.message}"
-    maximum, expected = answer.result.micro_batch.maximum, found.chosen.maximum if found.chosen else 0
-    if maximum != expected:
-        return None, f"the patched copy has a maximum of {maximum}, and what is prescribed {expected}"
-    if request.write is not None:
-        write_atomically(request.write, after, "--write")
-    written = None if request.write is None else str(request.write)
-    return Patch(reference.location, diff_of(reference.location, source, after), maximum, written), None
+def _interrupted(request: PrescribeRequest, measuring: Measuring) -> PrescribeInterrupted:
+    """Return an interrupt with what was measured, and with what was being measured."""
+    alone = [(name,) for name in names_alone(request.without, request.beside)]
+    rows = {names: unmeasured(names, "not_measured", _INTERRUPTED) for names in alone} | measuring.rows
+    combined = [row for names, row in rows.items() if names and names not in alone]
+    found = Found(tuple(rows[names] for names in alone), tuple(combined), None)
+    ended = PrescribeInterrupted(_document(request, measuring, found, None, Prescription(), is_whole=False))
+    ended.add_note(measuring.state)
+    return ended
 
 
-def _renamed(reference: Reference, path: str) -> str:
-    call = reference.attribute or ""
-    arguments = f"({reference.arguments})" if reference.arguments is not None else ""
-    return f"{path}:{call}{arguments}" if call else path
-
-
-def _document(  # noqa: PLR0913, PLR0917 - the parts of one
+def _document(  # noqa: PLR0913 - the parts of one
     request: PrescribeRequest,
     measuring: Measuring,
-    plain: ProbeRun,
     found: Found,
-    edit: FileEdit | None,
     reference: Reference | None,
-    patch: Patch | None,
-    problem: str | None,
+    prescription: Prescription,
+    *,
+    is_whole: bool = True,
 ) -> PrescribeDocument:
-    chosen, first = found.chosen, measuring.rows[()]
+    chosen, first, plain = found.chosen, measuring.rows[()], measuring.runs[()]
     rows = with_front([first, *found.alone, *found.combined])
     alone = sorted(
         rows[1 : 1 + len(found.alone)], key=lambda row: (row.outcome == "measured", order(row)), reverse=True
     )
-    reached = max(first.maximum, chosen.maximum if chosen else 0)
-    status: PrescribeStatus = "measured"
-    if request.need is not None:
-        status = "reached" if reached >= request.need else "not_reached"
-    elif not reached:
-        status = "nothing_fits"
+    edit = prescription.edit
+    unwritten = _unwritten(request, found, prescription if is_whole else Prescription(unwritten=_NOT_WRITTEN))
     code = () if edit is None else _code(edit, reference, measuring.optimizer)
     if chosen is not None:
         source = program_source(request.probe, reference)
         code += tuple(PrescribedCode(*part) for part in framework_arguments(source, chosen.remedies))
+    status = _status(request, first, chosen, is_written=unwritten is None) if is_whole else "interrupted"
     result = plain.result
     return PrescribeDocument(
         command="prescribe",
         status=status,
-        exit_code=EXIT_OK if status in ("measured", "reached") else EXIT_GATE,
+        exit_code=_EXIT_CODES.get(status, EXIT_GATE),
         versions={"oomdoctor": __version__, **plain.versions},
         result=PrescribeResult(
             target=request.probe.target,
@@ -253,14 +239,39 @@ def _document(  # noqa: PLR0913, PLR0917 - the parts of one
             prescribed=next((row for row in rows if chosen and row.remedies == chosen.remedies), None),
             accumulation=_accumulation(measuring, chosen),
             code=code,
-            patch=patch,
-            patch_problem=problem,
-            probes=measuring.probes,
+            patch=prescription.patch,
+            patch_problem=prescription.problem,
+            probes=measuring.probes if is_whole else measuring.done,
             reasons=result.reasons,
-            warnings=_warnings(request, result.warnings, patch),
+            warnings=result.warnings if unwritten is None else (*result.warnings, unwritten),
             advice=tuple(_advice(request.probe, plain, first)),
+            interrupted=None if is_whole else measuring.state,
         ),
     )
+
+
+def _status(
+    request: PrescribeRequest, plain: MeasuredRemedies, chosen: MeasuredRemedies | None, *, is_written: bool
+) -> PrescribeStatus:
+    reached = max(plain.maximum, chosen.maximum if chosen else 0)
+    if reached < (request.need or 0):
+        return "not_reached"
+    if not reached:
+        return "nothing_fits"
+    if not is_written:
+        return "not_written"
+    return "measured" if request.need is None else "reached"
+
+
+def _unwritten(request: PrescribeRequest, found: Found, prescription: Prescription) -> str | None:
+    """Return that a file which was asked for was not written, and why; None where none was, or it was written."""
+    patch = prescription.patch
+    if request.write is None or (patch is not None and patch.written is not None):
+        return None
+    why = prescription.unwritten or prescription.problem
+    if why is None:
+        why = "nothing is prescribed" if found.chosen is None else "there is no proven patch"
+    return f"nothing was written to `{request.write.path}`: {why}"
 
 
 def _accumulation(measuring: Measuring, chosen: MeasuredRemedies | None) -> Accumulation | None:
@@ -315,9 +326,3 @@ def _advice(request: ProbeRequest, plain: ProbeRun, row: MeasuredRemedies) -> It
             f"make sequences shorter or images smaller{where}: each sample takes "
             f"{format_size(row.bytes_per_sample)} as it is"
         )
-
-
-def _warnings(request: PrescribeRequest, warnings: Sequence[str], patch: Patch | None) -> tuple[str, ...]:
-    if request.write is not None and patch is None:
-        return (*warnings, f"nothing was written to `{request.write}`: there is no proven patch")
-    return tuple(warnings)

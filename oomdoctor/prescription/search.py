@@ -59,10 +59,8 @@ def search(  # noqa: PLR0913 - each is a fact of its own
         beside: Remedies to measure although they are measured on request only.
         blocks: Returns how many blocks a measured set checkpoints at most.
     """
-    named = {*beside}
-    left_out, asked = {*without}, named | {one.id for one in REMEDIES if one.asked_with in named}
-    names = [one.id for one in REMEDIES if one.id not in left_out and (not one.on_request or one.id in asked)]
-    alone = measure([(name,) for name in names])
+    asked = _asked(beside)
+    alone = measure([(name,) for name in names_alone(without, beside)])
     rows = [
         row
         for row in alone
@@ -89,6 +87,18 @@ def search(  # noqa: PLR0913 - each is a fact of its own
         return Found(tuple(alone), tuple(combined), None)
     chosen, more = _cheapest(measure, [*first, *combined], best, need, keep, blocks)
     return Found(tuple(alone), (*combined, *more), chosen)
+
+
+def names_alone(without: Iterable[str], beside: Iterable[str]) -> list[str]:
+    """Return the ids of the remedies that are measured alone, in the catalogue's order."""
+    left_out, asked = {*without}, _asked(beside)
+    return [one.id for one in REMEDIES if one.id not in left_out and (not one.on_request or one.id in asked)]
+
+
+def _asked(beside: Iterable[str]) -> set[str]:
+    """Return what `--with` asks for, and what is asked for by the same name."""
+    named = {*beside}
+    return named | {one.id for one in REMEDIES if one.asked_with in named}
 
 
 def _is_kept(row: MeasuredRemedies, keep: Keep) -> bool:

@@ -179,12 +179,26 @@ class _Editor:
         for found in _returns(function):
             start, end = self._offset(found.lineno, found.col_offset), self._end(found)
             line_start = self._offset(found.lineno, 0)
+            if self.source[line_start:start].strip() and function.body == [found]:
+                self.replacements.append(self._own_lines(function, found, name, lines))
+                continue
             if self.source[line_start:start].strip():
                 raise _cannot(f"the `return` in line {found.lineno} does not stand on a line of its own")
             value = self.source[start + len("return") : end].strip()
             indent = "\n" + self.source[line_start:start]
             first = [] if value == name else [f"{name} = {value}"]
             self.replacements.append((start, end, indent.join([*first, *lines, f"return {name}"])))
+
+    def _own_lines(
+        self, function: ast.FunctionDef, found: ast.Return, name: str, lines: Sequence[str]
+    ) -> tuple[int, int, str]:
+        """Return the replacement of a body that stands on the line of its `def`, by lines of their own."""
+        start, end = self._offset(found.lineno, found.col_offset), self._end(found)
+        value = self.source[start + len("return") : end].strip()
+        text = "".join(
+            f"\n{' ' * (function.col_offset + 4)}{line}" for line in (f"{name} = {value}", *lines, f"return {name}")
+        )
+        return len(self.source[:start].rstrip()), end, text
 
     def _optimizer(self, tree: ast.Module, edit: FileEdit, optimizer: str) -> list[str]:
         """Edit `build_optimizer`; return lines of a new one where the file has none."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.report import gpus
 from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
-from oomdoctor.report.plain_text import capitalised, count, sentence, visible
+from oomdoctor.report.plain_text import capitalised, count, percent, sentence, visible
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _COLUMNS: Final = (
 )
 _KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
 _MOST_BEYOND: Final = 3
+_LEAST_ALIKE: Final = 2
 _FRONT: Final = "*"
 _MARKS: Final = (
     *(("same", True, "the same numbers"), ("rounding", True, "all but rounding"), ("other", True, "trains otherwise")),
@@ -151,7 +152,17 @@ def html(document: PrescribeDocument) -> str:
 _TITLE: Final = "oomdoctor prescribe"
 _HELP: Final = "Apply the code of the report."
 _NOT_REACHED: Final = Rule("need-not-reached", "No remedies reach the micro-batch that is needed", _HELP, "error")
+_NOT_WRITTEN: Final = Rule("patch-not-written", "The patched file could not be written", _HELP, "error")
+_INTERRUPTED: Final = Rule("prescribe-interrupted", "Not every remedy was measured", "Run it again.", "error")
 _PRESCRIBED: Final = Rule("remedies-prescribed", "Remedies make a larger micro-batch fit", _HELP, "note")
+
+_RULES: Final = {
+    "nothing_fits": _NOT_REACHED,
+    "not_reached": _NOT_REACHED,
+    "not_written": _NOT_WRITTEN,
+    "interrupted": _INTERRUPTED,
+}
+"""Rules by status; where nothing fits, none reaches what is needed either."""
 
 
 def issues(document: PrescribeDocument) -> Issues:
@@ -159,7 +170,7 @@ def issues(document: PrescribeDocument) -> Issues:
     result = document.result
     path = target_file(result.target)
     lines = (sentence(_headline(result)), *map(sentence, _prescribed(result)))
-    rule = _NOT_REACHED if document.exit_code else _PRESCRIBED
+    rule = _RULES.get(document.status, _PRESCRIBED)
     found = Issue(
         level=rule.level,
         title=f"{_TITLE} {result.target}",
@@ -233,19 +244,35 @@ def _saved(row: MeasuredRemedies, plain: MeasuredRemedies) -> str:
 def _headline(result: PrescribeResult) -> str:
     plain, chosen, need = result.plain.maximum, result.prescribed, result.need
     best = max(plain, chosen.maximum if chosen else 0)
-    before = f"micro-batch {plain}" if plain else "nothing"
-    target = f"`{result.target}`"
+    target, before = f"`{result.target}`", _before(result)
+    if result.interrupted is not None:
+        return f"interrupted with {result.interrupted}; {target} fits {before} as it is{_most_so_far(result)}"
     if need is not None and plain >= need:
         return f"{target} as it is fits micro-batch {plain}, and {need} is needed"
     if need is not None and best < need:
-        if not best:
-            return f"{target} fits at no micro-batch, with none of what was measured either, and {need} is needed"
-        return f"{target} fits {before}, at most {best} with what was measured, and {need} is needed"
+        most = (
+            f"{before}, at most {best} with what was measured"
+            if best
+            else "at no micro-batch, with none of what was measured either"
+        )
+        return f"{target} fits {most}, and {need} is needed"
     if chosen is not None:
         return f"{target} fits {before}, and micro-batch {chosen.maximum} with {_named(chosen.remedies)}"
     if result.plain.limited_by == "target":
         return f"{target} as it is fits the whole target batch of {plain}"
     return f"{target} fits {before}, and no remedy that may be combined makes it larger"
+
+
+def _before(result: PrescribeResult) -> str:
+    return f"micro-batch {result.plain.maximum}" if result.plain.maximum else "nothing"
+
+
+def _most_so_far(result: PrescribeResult) -> str:
+    """Return what reaches the most of what was measured until the interrupt; nothing where nothing gains."""
+    row = _measured(result)[1:2]
+    if not row or row[0].maximum <= result.plain.maximum:
+        return ""
+    return f", and micro-batch {row[0].maximum} with {_named(row[0].remedies)}, the most of what was measured"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -258,6 +285,7 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
     yield from _beyond(result)
     if row is None:
         return
+    yield from _recommended(row, result)
     yield f"{row.title}"
     if row.acts_on:
         yield f"it acts on {', and '.join(row.acts_on)}"
@@ -269,7 +297,25 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
     if result.accumulation is not None:
         plan = result.accumulation
         verb = "reaches" if plan.steps == 1 else "reach"
-        yield f"{count(plan.steps, 'accumulation step')} {verb} the target batch of {plan.target_batch}"
+        steps = count(plan.steps, "accumulation step")
+        if plan.effective_batch >= plan.target_batch:
+            yield f"{steps} {verb} the target batch of {plan.target_batch}"
+        else:
+            samples = count(plan.effective_batch, "sample")
+            yield f"{steps} {verb} {samples}, and not the target batch of {plan.target_batch}"
+
+
+def _recommended(row: MeasuredRemedies, result: PrescribeResult) -> Iterator[str]:
+    """Yield the size that leaves the headroom free: a larger maximum alone is nothing for whoever takes that."""
+    if not result.headroom:
+        return
+    free, before = f"leaves {percent(result.headroom)} free", result.plain.recommended
+    if not row.recommended:
+        yield f"no size that was tried {free}, so that none is recommended"
+    elif row.recommended > before:
+        yield f"recommended is {row.recommended}, which {free}; as it is, that is {before or 'none'}"
+    else:
+        yield f"the recommended size, which {free}, is {before} as it is too: nothing is gained for whoever takes it"
 
 
 def _left(result: PrescribeResult) -> Iterator[str]:
@@ -318,6 +364,41 @@ def _legend(result: PrescribeResult) -> Iterator[str]:
     yield from _times(result)
     yield "keeps: the same numbers, all but rounding, or other training"
     yield f"{_FRONT}: nothing that costs less reaches as much"
+    yield from _capped(result)
+    yield from _same_recommended(result)
+
+
+def _capped(result: PrescribeResult) -> Iterator[str]:
+    """Yield that rows stop where nothing larger is tried, which makes them look alike."""
+    rows = _measured(result)
+    capped = [row for row in rows if row.limited_by == "target"]
+    if len(capped) < _LEAST_ALIKE:
+        return
+    stop = "every row stops" if len(capped) == len(rows) else f"{len(capped)} of {len(rows)} rows stop"
+    if result.target_batch is None:
+        yield f"{stop} at {capped[0].maximum}, the largest size that is tried: a smaller `--capacity` tells them apart"
+        return
+    share = f"{capped[0].maximum} samples on each device, its share of " if result.world_size > 1 else ""
+    yield (
+        f"{stop} at {share}the target batch of {result.target_batch}, above which nothing is tried: a larger "
+        "`--target-batch`, or none, tells them apart"
+    )
+
+
+def _same_recommended(result: PrescribeResult) -> Iterator[str]:
+    """Yield which remedies raise the maximum alone, and nothing for whoever takes the recommended size."""
+    plain = result.plain
+    names = [
+        " + ".join(row.remedies)
+        for row in _measured(result)
+        if row.maximum > plain.maximum and row.recommended <= plain.recommended
+    ]
+    if names and result.headroom:
+        verb = "raises" if len(names) == 1 else "raise"
+        yield (
+            f"{', '.join(names)} {verb} the maximum and not the recommended size, which leaves "
+            f"{percent(result.headroom)} free and is {plain.recommended or 'none'} as it is"
+        )
 
 
 def _times(result: PrescribeResult) -> Iterator[str]:

@@ -203,7 +203,8 @@ class PrescribeDocument(_Planless):
 
     Attributes:
         command: The command that wrote it.
-        status: `reached` or `not_reached` (the size that is needed), `measured` (none was asked for) or `nothing_fits`.
+        status: `reached` or `not_reached` (the size that is needed), `measured` (none was asked for), `nothing_fits`,
+            `not_written` (all is well but for the file that was asked for) or `interrupted` (some rows are missing).
         exit_code: What the command exited with.
         versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
         result: What the command found.

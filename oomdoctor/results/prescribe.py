@@ -10,7 +10,7 @@ from oomdoctor.results.plan import Accumulation
 from oomdoctor.results.probe import Device, Reason
 from oomdoctor.results.variant import Precision
 
-PrescribeStatus: TypeAlias = Literal["measured", "reached", "not_reached", "nothing_fits"]
+PrescribeStatus: TypeAlias = Literal["measured", "reached", "not_reached", "nothing_fits", "not_written", "interrupted"]
 RemedyOutcome: TypeAlias = Literal["measured", "not_applicable", "raises", "not_measured"]
 
 
@@ -46,7 +46,7 @@ class MeasuredRemedies:
         title: What it is.
         exactness: `same` (the same numbers), `rounding` or `other` (training differs).
         outcome: `measured`, `not_applicable` (the problem says why), `raises` (so does it) or `not_measured` (the
-            budget was spent).
+            budget was spent, somebody interrupted, or there was no answer in time).
         maximum: Largest micro-batch that fits; 0 where none does or nothing was measured.
         recommended: Largest that was tried and leaves the headroom free; 0 where none does.
         limited_by: What keeps it from being larger: `memory`, `target` or `limit`; None where nothing was measured.
@@ -153,6 +153,7 @@ class PrescribeResult:
         reasons: Where the numbers were had from.
         warnings: What to know before relying on them.
         advice: What can only be advised, since it is no change that a worker makes, a sentence each.
+        interrupted: How much was done when somebody interrupted, and what was being measured; None where nobody did.
     """
 
     target: str
@@ -177,3 +178,4 @@ class PrescribeResult:
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...]
     advice: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    interrupted: str | None = field(default=None, metadata=ADDED_LATER)

@@ -41,6 +41,7 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from oomdoctor.command.fork_server import KeptForkServer
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
@@ -51,13 +52,14 @@ if TYPE_CHECKING:
     from oomdoctor.trial.worker_process import WorkerStarter
 
 
-def probe(
+def probe(  # noqa: PLR0913 - a command is forked, and a file started, by something of its own
     request: ProbeRequest,
     progress: Progress,
     *,
     engine: Engine | None = None,
     stop: CancelToken | None = None,
     start: WorkerStarter | None = None,
+    kept: KeptForkServer | None = None,
 ) -> ProbeRun:
     """Find the largest micro-batch that fits, and the plan that reaches the target batch.
 
@@ -67,6 +69,7 @@ def probe(
         engine: Where to run; None to choose by the request.
         stop: Ends the probe from another thread.
         start: Starts the workers of a file; None for fresh interpreters.
+        kept: The fork server of several probes of a command; None for one of its own.
 
     Raises:
         UsageError: The question contradicts itself.
@@ -75,8 +78,9 @@ def probe(
         KeyboardInterrupt: The stop was set.
     """
     if request.command is not None:
-        probe_it = probe_command if launch_of(request) is None else probe_ranks_of_command
-        return probe_it(request, progress, stop=stop)
+        if launch_of(request) is None:
+            return probe_command(request, progress, stop=stop, kept=kept)
+        return probe_ranks_of_command(request, progress, stop=stop)
     if request.variant.devices > 1:
         return _probe_devices(request, progress, stop, start)
     try:

@@ -70,7 +70,7 @@ def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> 
             return _without_closure(optimizer)
         raise TargetError(
             f"`build_optimizer(model)` returned {described(optimizer)}, not a `torch.optim.Optimizer`",
-            hint="return one optimizer, for example `torch.optim.AdamW(model.parameters(), lr=3e-4)`",
+            hint=_optimizer_hint(optimizer),
         )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -78,6 +78,18 @@ def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> 
     optimizer_class = _optimizer_class(name or DEFAULT_OPTIMIZER)
     call = f"torch.optim.{optimizer_class.__name__}(...)"
     return _without_closure(call_user(target, optimizer_class, parameters, call=call))
+
+
+def _optimizer_hint(returned: object) -> str:
+    """Return what to do about what is no optimizer; of several, what stands for them."""
+    if isinstance(returned, list | tuple | dict) and len(returned) > 1:
+        return (
+            "a file has one optimizer. Where several train one model, return one with a group of parameters for each:\n"
+            '`torch.optim.AdamW([{"params": first}, {"params": second, "lr": 1e-3}])`. Where they take turns, as in a\n'
+            "GAN, or are of several classes, give the training command instead, which may have several:\n"
+            "`-- python train.py --batch-size {micro_batch}`"
+        )
+    return "return one optimizer, for example `torch.optim.AdamW(model.parameters(), lr=3e-4)`"
 
 
 def _without_closure(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -530,15 +530,3 @@ def test_more_than_is_ever_tried_is_refused(oomdoctor_here: Run, tmp_path: Path)
     done = oomdoctor_here("prescribe", "model.py", *CARD[:4], "--need", "1048577")
     assert done.returncode == 2
     assert "none above 1048576 is tried" in done.stderr
-
-
-def test_a_file_that_can_no_longer_be_written_is_named(tmp_path: Path) -> None:
-    """Exit code 2 and no traceback where the folder for the patched file went away during the probes."""
-    (tmp_path / "gone").mkdir()
-    source = MODEL + "\n\nimport pathlib, shutil\n\nshutil.rmtree(pathlib.Path(__file__).with_name('gone'), True)\n"
-    (tmp_path / "model.py").write_text(source)
-    options = ("--write", "gone/better.py", "--need", "24", *without_all_but("checkpoint"))
-    done = run_here(["prescribe", "model.py", *CARD, *options, "-q"], tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "`gone/better.py` cannot be written" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ import pytest
 from command_running import PYTHON
 from running import Run
 
+from oomdoctor.command.fork_server import ForkServer
 from oomdoctor.remedies.catalogue import BY_ID
 from oomdoctor.remedies.file_edit import FileEdit
 from oomdoctor.remedies.patch import code_of_program
@@ -102,6 +103,23 @@ def test_a_row_is_the_probe_of_a_program_that_does_it_by_itself(
     assert {name: rows[name]["peak_bytes"] for name in ways} == peaks
     assert len({rows[""]["peak_bytes"], *peaks.values()}) == 4
     assert rows["checkpoint"]["acts_on"] == ["4 of 4 blocks (`blocks.*`, `Block` at train.py:10)"]
+
+
+def test_all_rows_are_forked_from_one_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the program as it is; a setting of the allocator, which torch has read by then, has one of its own."""
+    started: list[object] = []
+
+    class Counted(ForkServer):
+        def __init__(self, *arguments: Any) -> None:
+            started.append(arguments[0].environment.get("PYTORCH_CUDA_ALLOC_CONF"))
+            super().__init__(*arguments)
+
+    monkeypatch.setattr("oomdoctor.command.supervisor.ForkServer", Counted)
+    rows = _rows(run, ("checkpoint", "bf16", "expandable-segments"))
+    assert [row["outcome"] for row in rows.values()] == ["measured"] * 4
+    assert len(started) == 2
+    assert started[0] is None
+    assert "expandable_segments:True" in str(started[1])
 
 
 def test_what_cannot_be_applied_says_why(run: Run) -> None:

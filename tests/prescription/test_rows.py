@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oomdoctor.errors import NoAnswerError
 from oomdoctor.multi_card.pool import Case
 from oomdoctor.prescription import measuring
 from oomdoctor.prescription.measuring import Measuring, price
@@ -15,6 +16,7 @@ from oomdoctor.prescription.run import program_source
 from oomdoctor.progress import SilentProgress
 from oomdoctor.remedies.catalogue import Remedy, remedy
 from oomdoctor.request import build_request
+from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.prescribe import StepCost
 from oomdoctor.target.reference import parse_reference
 
@@ -33,7 +35,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measuring:
     monkeypatch.setattr(measuring, "probe_case", answered)
     monkeypatch.setattr(Remedy, "missing", None)
     workers: Any = SimpleNamespace(start=None)
-    made = Measuring(build_request("gpt2", gpu="rtx-4090"), SilentProgress(), workers, 1, 80)
+    made = Measuring(build_request("gpt2", gpu="rtx-4090"), SilentProgress(), workers, 1, 79, 80)
     made.plain()
     return made
 
@@ -73,3 +75,57 @@ def test_the_users_file_is_read_likewise(tmp_path: Path) -> None:
     request = build_request("model.py", directory=tmp_path)
     assert program_source(request, parse_reference("model.py", directory=tmp_path)) == "import accelerate\n"
     assert program_source(request, parse_reference("gpt2", directory=tmp_path)) == ""
+
+
+class Told(SilentProgress):
+    """Keeps the stages."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def stage(self, text: str) -> None:
+        """Keep it."""
+        self.stages.append(text)
+
+
+def test_the_progress_says_how_much_is_done_and_what_is_measured(
+    measured: Measuring,
+) -> None:
+    """Each row that begins is named beside the rows and probes that have ended; a round of one counts probes alone."""
+    measured.progress = told = Told()
+    measured.seconds = 70.0
+    measured.measure([("checkpoint",), ("bf16",)])
+    measured.measure([("checkpoint", "bf16")])
+    each = "where each takes the 70 s of the target as it is"
+    assert told.stages == [
+        f"2 remedies alone, 1 at once: 2 min at most {each}; then their combinations",
+        "0 of 2 rows of this round, 1 of at most 80 probes done, measuring checkpoint",
+        "checkpoint: 4",
+        "1 of 2 rows of this round, 2 of at most 80 probes done, measuring bf16",
+        "bf16: 4",
+        "3 of at most 80 probes done, measuring checkpoint + bf16",
+        "checkpoint + bf16: 4",
+    ]
+
+
+def test_a_row_without_an_answer_in_time_is_not_said_to_raise(
+    measured: Measuring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit says nothing of the remedy's step."""
+    monkeypatch.setattr(measuring, "probe_case", lambda *_: NoAnswerError("a trial took longer than 300 s"))
+    (row,) = measured.measure([("checkpoint",)])
+    assert (row.outcome, row.problem) == ("not_measured", "a trial took longer than 300 s")
+
+
+def fits(size: int, steps: int, peak_bytes: int) -> Trial:
+    """A trial that fits."""
+    return Trial(size, Outcome.FITS, 1000, peak_bytes, micro_batches_per_step=steps)
+
+
+def test_a_row_is_compared_with_steps_that_accumulate_as_those_of_the_target_do() -> None:
+    """A plain step at the same size holds no gradients in its forward, and saves nothing by that."""
+    trials = (fits(4, 2, 140), fits(8, 2, 180), fits(10, 1, 160))
+    assert measuring._trial(trials, 10, like=fits(10, 2, 200)) is None
+    assert measuring._trial((*trials, fits(10, 2, 200)), 10, like=fits(10, 8, 210)) == fits(10, 2, 200)
+    assert measuring._slope(trials) == 10
+    assert measuring._slope((fits(4, 2, 140), fits(10, 1, 170))) == 5

@@ -98,7 +98,11 @@ def test_the_files_own_optimizer_is_edited(call: str, edited: str) -> None:
     ("source", "edit", "reason"),
     [
         ("build_model = make", FileEdit(model=("x",)), "defines no function `build_model`"),
-        ("def build_model(): return 1", FileEdit(model=("x",)), "line 1 does not stand on a line of its own"),
+        (
+            "def build_model():\n    if True: return 1",
+            FileEdit(model=("x",)),
+            "line 2 does not stand on a line of its own",
+        ),
         ("def build_model():\n    pass", FileEdit(model=("x",)), "has no `return` of a value"),
         ("x = 1", FileEdit(decorators=("x",)), "defines no function `training_step`"),
         ("from a import build_optimizer", FileEdit(keywords=("fused=True",)), "not defined in this file"),
@@ -134,3 +138,9 @@ def test_edits_are_shown_by_their_places() -> None:
     assert shown["above `training_step`"] == ("@torch.no_grad()",)
     assert shown["in the training loop"] == ("del loss",)
     assert "torch.optim.SGD(" in shown["in `build_optimizer`"][0]
+
+
+def test_a_body_on_the_line_of_its_def_gets_lines_of_its_own() -> None:
+    """As people write short functions; what stands behind it stays."""
+    after = patched("def build_model(): return 1  # short\n", FileEdit(model=("model.half()",)), "build_model", "AdamW")
+    assert after == "def build_model():\n    model = 1\n    model.half()\n    return model  # short\n"

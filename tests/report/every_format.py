@@ -50,6 +50,7 @@ SAMPLES: dict[str, Document] = {
     "verify, equal": verify_documents.equal(),
     "prescribe": prescribe_documents.prescribed(),
     "prescribe, not enough": prescribe_documents.not_enough(),
+    "prescribe, interrupted": prescribe_documents.interrupted(),
     "frontier": frontier_documents.frontier(),
     "frontier, two sizes": frontier_documents.gridded(),
     "frontier, one size": frontier_documents.longest(),

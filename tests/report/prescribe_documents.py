@@ -84,6 +84,13 @@ def not_enough() -> PrescribeDocument:
     return replace(prescribed(**changes), status="not_reached", exit_code=1)
 
 
+def interrupted() -> PrescribeDocument:
+    """A model whose second remedy was being measured when somebody interrupted."""
+    changes = {"interrupted": "1 of 2 rows of this round, 2 of at most 80 probes done, measuring bf16", "combined": ()}
+    document = replace(not_enough(), status="interrupted", exit_code=130)
+    return replace(document, result=replace(document.result, **changes))
+
+
 def filled_with(text: str) -> PrescribeDocument:
     """A document with a text wherever the target or a saved document may put one."""
     hostile = row(text, maximum=20, title=text, acts_on=(text,), cost=(text,), notes=(text,), host_bytes=1)
@@ -98,5 +105,6 @@ def filled_with(text: str) -> PrescribeDocument:
         patch=Patch(text, text, 20, text),
         reasons=(Reason(text, text),),
         warnings=(text,),
+        interrupted=text,
     )
     return replace(found, versions={text: text})

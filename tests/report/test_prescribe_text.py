@@ -9,7 +9,7 @@ from prescribe_documents import not_enough, prescribed, row
 
 from oomdoctor.output import Terminal
 from oomdoctor.report import prescribe
-from oomdoctor.results import MeasuredRemedies, PrescribeDocument
+from oomdoctor.results import Accumulation, MeasuredRemedies, PrescribeDocument, UniformPlan
 
 
 def shown(document: PrescribeDocument) -> list[str]:
@@ -59,3 +59,66 @@ def test_what_makes_it_larger_and_is_not_let_in_is_named_where_nothing_is_prescr
     ]
     assert said == [f"`bf16-{n}` alone reaches {30 - n}, which `--keep any` lets in." for n in range(3)]
     assert not [line for line in shown(prescribed(need=None, alone=rows)) if "lets in" in line]
+
+
+def test_rows_that_stop_at_the_target_batch_are_told_with_what_to_do() -> None:
+    """They look alike because nothing larger is tried; one row alone says so by itself."""
+    capped = row("checkpoint", maximum=256, limited_by="target")
+    both = (capped, row("bf16", maximum=256, limited_by="target"), row("fp16", maximum=200))
+    (line,) = [line for line in shown(prescribed(alone=both, combined=())) if "above which nothing is tried" in line]
+    assert line == (
+        "2 of 4 rows stop at the target batch of 256, above which nothing is tried: a larger `--target-batch`, or "
+        "none, tells them apart."
+    )
+    every = prescribed(alone=both[:2], combined=(), plain=row(maximum=256, limited_by="target"), world_size=2)
+    (line,) = [line for line in shown(every) if "above which nothing is tried" in line]
+    assert line.startswith("Every row stops at 256 samples on each device, its share of the target batch of 256, ")
+    assert not [line for line in shown(prescribed(alone=both[::2], combined=())) if "nothing is tried" in line]
+
+
+def test_rows_at_the_largest_size_of_all_are_told_apart_by_less_memory() -> None:
+    """Without a target batch a size is bounded all the same."""
+    both = tuple(row(name, maximum=1048576, limited_by="target") for name in ("checkpoint", "bf16"))
+    document = prescribed(alone=both, combined=(), target_batch=None)
+    assert any("rows stop at 1048576, the largest size that is tried: a smaller" in line for line in shown(document))
+
+
+def test_a_larger_maximum_without_a_larger_recommended_size_is_named() -> None:
+    """In the legend for each row, and with what is prescribed: who takes the recommended size gains nothing."""
+    chosen = row("expandable-segments", maximum=20, recommended=15)
+    lines = shown(prescribed(prescribed=chosen, alone=(chosen, row("checkpoint", maximum=27)), combined=()))
+    assert (
+        "expandable-segments raises the maximum and not the recommended size, which leaves 5% free and is 15 as it is."
+        in lines
+    )
+    assert (
+        "The recommended size, which leaves 5% free, is 15 as it is too: nothing is gained for whoever takes it."
+        in lines
+    )
+    assert not [line for line in shown(prescribed()) if "raises the maximum and not" in line]
+
+
+def test_the_recommended_size_of_what_is_prescribed_is_told() -> None:
+    """Beside that of the target as it is; without headroom it is the maximum, and nothing is said."""
+    assert "Recommended is 19, which leaves 5% free; as it is, that is 15." in shown(prescribed())
+    assert not [line for line in shown(prescribed(headroom=0.0)) if "ecommended" in line and "free" in line]
+    none = prescribed(prescribed=row("checkpoint", maximum=20, recommended=0))
+    assert "No size that was tried leaves 5% free, so that none is recommended." in shown(none)
+
+
+def test_an_interrupted_prescription_says_so_first() -> None:
+    """With what reaches the most of what was measured; nothing of that where nothing gains."""
+    changes: dict[str, Any] = {"prescribed": None, "patch": None, "code": (), "interrupted": "1 of 9 probes done"}
+    said = "Interrupted with 1 of 9 probes done; `train.py` fits micro-batch 16 as it is"
+    assert f"{said}, and micro-batch 27 with `checkpoint`, the most of what was measured." in shown(
+        prescribed(**changes)
+    )
+    assert f"{said}." in shown(prescribed(alone=(), combined=(), **changes))
+
+
+def test_a_command_that_is_told_no_accumulation_steps_does_not_reach_the_target_batch() -> None:
+    """Its step has one micro-batch, and the report promises no more."""
+    plan = Accumulation(256, 1, 1, (20,), 20, None, UniformPlan(20, 1, 20))
+    lines = shown(prescribed(accumulation=plan))
+    assert "1 accumulation step reaches 20 samples, and not the target batch of 256." in lines
+    assert "13 accumulation steps reach the target batch of 256." in shown(prescribed())

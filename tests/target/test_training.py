@@ -63,6 +63,14 @@ def test_a_bad_build_optimizer_is_refused(load: Load, body: str, message: str) -
         make_optimizer(_with_optimizer(load, body), torch.nn.Linear(2, 2), None)
 
 
+@pytest.mark.parametrize("returned", ["[first, second]", "(first, second)", '{"first": first, "second": second}'])
+def test_several_optimizers_are_told_what_stands_for_them(load: Load, returned: str) -> None:
+    """One with a group of parameters for each, or the training command, which may have several."""
+    body = f"first = second = torch.optim.SGD(model.parameters())\n    return {returned}"
+    with _refused("not a `torch.optim.Optimizer`", hint="-- python train.py --batch-size {micro_batch}"):
+        make_optimizer(_with_optimizer(load, body), torch.nn.Linear(2, 2), None)
+
+
 def test_adamw_is_the_default_and_a_name_may_be_in_any_case(load: Load) -> None:
     """Every optimizer of torch can be named."""
     target, model = _building(load, "..."), torch.nn.Linear(2, 2)
