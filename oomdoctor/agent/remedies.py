@@ -57,6 +57,7 @@ class RemedyAgent:
         self._is_in_backward = False
         self._has_gone_backward = False  # since what surrounds a forward has begun
         self._search: Any = None
+        self._stepping: set[int] = set()  # optimizers that have taken a step
         self._is_told = False
 
     def begin(self) -> None:
@@ -104,13 +105,19 @@ class RemedyAgent:
             if not any(parameter.requires_grad and parameter.is_cuda for parameter in module.parameters()):
                 return
             self._change(_model_around(self._torch, module))
-        if self._forward is None and id(module) not in self._entries:
+        if self._forward is None:
+            self._watch_entry(module)
+            self._enter()  # the hook is heard from its next call on
+
+    def _watch_entry(self, module: Any) -> None:
+        """Have a forward begin with a call of this module from now on, unless one has begun by then."""
+        if id(module) not in self._entries:
             self._entries.add(id(module))
             module.register_forward_pre_hook(self._noted(self._entered))
-            self._enter()  # the hook is heard from its next call on
 
     def _change(self, model: Any) -> None:
         self._known.update(map(id, model.modules()))
+        self._watch_entry(model)  # which a forward can begin with where the first began with another model
         changes = _changes(self._model_remedies)
         try:
             changes.model(_unwrapped(self._torch, model))
@@ -167,13 +174,15 @@ class RemedyAgent:
         self._optimizers.held_optimizer(optimizer)
         optimizer._oomdoctor_changed = True
 
-    def _stepped(self, *_: Any) -> None:
-        """Tell what was applied, once a step is done."""
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        """Tell what was applied, once a step is done; once an optimizer steps again, all models have been called."""
+        if self._search is not None and id(optimizer) in self._stepping:
+            self._search.remove()
+            self._search = None
+        self._stepping.add(id(optimizer))
         if self._is_told:
             return
         self._is_told = True
-        if self._search is not None:
-            self._search.remove()
         if not self._models and (self._model_remedies or self._autocast):
             self._fail((self._problems or ["no model was called in training mode before the first optimizer step"])[0])
         for changes in self._models:

@@ -60,6 +60,33 @@ for _ in range(10):
     optimizer.step()
     optimizer.zero_grad()
 """
+_TWO_MODELS = """
+import sys
+import torch
+from torch import nn
+
+ROWS, WAYS = int(sys.argv[1]), sys.argv[2:]
+critic = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 1)).cuda()
+maker = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 256)).cuda()
+judging, making = torch.optim.AdamW(critic.parameters()), torch.optim.AdamW(maker.parameters())
+for _ in range(10):
+    noise, seen = torch.randn(ROWS, 64).cuda(), torch.randn(ROWS, 256).cuda()
+    if "unseen" in WAYS:
+        with torch.no_grad():
+            made = maker(noise)
+    with torch.autocast("cuda", torch.bfloat16, enabled="bf16" in WAYS):
+        if "unseen" not in WAYS:
+            made = maker(noise)
+        loss = critic(seen).mean() - critic(made.detach()).mean()
+    loss.backward()
+    judging.step()
+    judging.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16, enabled="bf16" in WAYS):
+        loss = critic(maker(noise) if "unseen" in WAYS else made).mean()
+    loss.backward()
+    making.step()
+    making.zero_grad()
+"""
 _CARD = ("--gpu", "rtx-4090", "--target-batch", "16", "--json", "-q")
 _BY_HAND = """
 import gc, runpy, sys, torch
@@ -103,6 +130,23 @@ def test_a_row_is_the_probe_of_a_program_that_does_it_by_itself(
     assert {name: rows[name]["peak_bytes"] for name in ways} == peaks
     assert len({rows[""]["peak_bytes"], *peaks.values()}) == 4
     assert rows["checkpoint"]["acts_on"] == ["4 of 4 blocks (`blocks.*`, `Block` at train.py:10)"]
+
+
+@pytest.mark.parametrize("way", ["seen", "unseen"])
+def test_models_that_train_in_turn_run_in_the_precision_that_is_asked_for(
+    oomdoctor_here: Run, tmp_path: Path, null_environment: Callable[[int], dict[str, str]], way: str
+) -> None:
+    """A forward that begins with the second model, or with one that was first called without gradients, is autocast."""
+    (tmp_path / "train.py").write_text(_TWO_MODELS)
+    row = _rows(oomdoctor_here, ("bf16",), way)["bf16"]
+
+    code = (
+        f"import sys\nsys.argv[1:] = ['16', 'bf16', {way!r}]\n{_TWO_MODELS}\nprint(torch.cuda.max_memory_allocated())"
+    )
+    by_hand = subprocess.run(
+        (PYTHON, "-c", code), env=null_environment(2**34), capture_output=True, text=True, check=True
+    )
+    assert (row["outcome"], row["peak_bytes"]) == ("measured", int(by_hand.stdout))
 
 
 def test_all_rows_are_forked_from_one_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
