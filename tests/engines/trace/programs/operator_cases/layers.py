@@ -9,7 +9,6 @@ import torch.nn.functional as F  # noqa: N812 - as everybody has it
 
 from operator_cases.making import HALF, Case, case, given, leaf, ones, zeros
 
-
 _LAYOUTS = (
     "whole",
     "sliced",
