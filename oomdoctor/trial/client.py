@@ -267,9 +267,16 @@ class WorkerTrialSource(TrialSource):
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""
         # At the edge a step may do without workspaces, and sizes lie side by side: a line through others is better.
-        found = self._allocations if len(self._allocations) > 1 else self._tight_allocations | self._allocations
-        if len(found) < 2:  # noqa: PLR2004 - a line needs two points
-            return None
+        for found in (self._allocations, self._tight_allocations | self._allocations):
+            if len(found) > 1 and (size := self._replayed(found, low, high, allowed_bytes, retries=retries)) is not None:
+                return size
+            if not self._tight_allocations:
+                break
+        return None
+
+    def _replayed(
+        self, found: Mapping[int, str], low: int, high: int, allowed_bytes: int, *, retries: bool
+    ) -> int | None:
         self._replace_retired()
         trials = tuple(starmap(TrialAllocations, found.items()))
         question = ReplayTrials(trials, low, high, allowed_bytes, retries)
