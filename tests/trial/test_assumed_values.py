@@ -102,6 +102,21 @@ def test_rows_that_computed_values_choose_are_counted(
     assert told in warning
 
 
+@pytest.mark.parametrize("route", ["by_mask", "by_capacity", "by_counts"])
+def test_a_trace_spreads_choices_as_the_null_gpu_does(oomdoctor_here: Run, tmp_path: Path, route: str) -> None:
+    """Both count as many rows for each expert, to the byte, and name the same lines."""
+    (tmp_path / "model.py").write_text(EXPERTS.replace("ROUTE", route))
+    question = ("probe", "model.py", "--capacity", f"{_CAPACITY}B", "--gpu", "t4", "--json")
+    null, trace = (
+        json.loads(oomdoctor_here(*question, "--engine", engine).stdout)["result"] for engine in ("null", "trace")
+    )
+    assert trace["micro_batch"] == null["micro_batch"]
+    assert [trial["peak_allocated_bytes"] for trial in trace["trials"]] == [
+        trial["peak_allocated_bytes"] for trial in null["trials"]
+    ]
+    assert trace["warnings"] == null["warnings"] != []
+
+
 OF_LIBRARY = """
 import sys
 from pathlib import Path
