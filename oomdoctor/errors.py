@@ -4,7 +4,8 @@ OomdoctorError
     ├── UsageError        exit 2   the command line or a configuration
     │   └── RanksNeededError       a file parallelises its model, and no rank of its world was named
     ├── TargetError       exit 2   the user's file: not found, not importable, not the contract
-    │   └── NotApplicableError     a remedy has nothing to change in it
+    │   ├── NotApplicableError     a remedy has nothing to change in it
+    │   └── MissingNameError       its code needs a module or a name that is not there
     └── NoAnswerError     exit 3   nothing is wrong with the question, but no answer could be had
         └── MemoryGrowsError       a step keeps memory, so that one trace does not tell the next
 
@@ -60,6 +61,10 @@ class TargetError(OomdoctorError):
 
 class NotApplicableError(TargetError):
     """A remedy has nothing to change in the target; the message says why."""
+
+
+class MissingNameError(TargetError):
+    """The user's code needs a module or a name that is not there, whatever a GPU computes."""
 
 
 class NoAnswerError(OomdoctorError):

@@ -20,8 +20,6 @@ from .guard import guarded
 from .operator_kinds import is_unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .known_values import KnownValues
 
 _MOST_CHOICES = 512
@@ -30,6 +28,19 @@ _MOST_FOUND = 1 << 30
 """Elements up to which PyTorch counts in one go."""
 _PRODUCTS = ("ProdBackward", "CumprodBackward")
 """Nodes of autograd that look for zeros among the factors, since without any they take less time and memory."""
+
+
+def are_few(tensor: Any, dim: int) -> bool:
+    """Return whether a choice along a dimension is one among a few, as a router's of its experts."""
+    size = tensor.shape[dim] if tensor.dim() else 0
+    return bool(0 < size <= _MOST_CHOICES and tensor.is_floating_point())
+
+
+def even_choices(torch: Any, tensor: Any, dim: int, count: int) -> Any:
+    """Return so many indices along a dimension in each row, on the host: each index as often as the others."""
+    size, shape = tensor.shape[dim], tensor.movedim(dim, -1).shape[:-1]
+    chosen = torch.arange(shape.numel() * count, device="cpu").remainder(size)  # in each row others: `count` is no more
+    return chosen.reshape(*shape, count).movedim(-1, dim)
 
 
 class AssumedValues:
@@ -114,16 +125,10 @@ class AssumedValues:
 
     def _spread(self, tensor: Any, indices: Any, dim: int, count: int) -> Any:
         """Return indices along a dimension as an even choice of so many in each row; others than a few as they are."""
-        size = tensor.shape[dim] if tensor.dim() else 0
-        if not (0 < size <= _MOST_CHOICES and tensor.is_floating_point() and guarded(self._is_unknown)(tensor)):
+        if not (are_few(tensor, dim) and guarded(self._is_unknown)(tensor)):
             return indices
-        shape = tensor.movedim(dim, -1).shape[:-1]
-        return self._known.kept(indices, lambda: self._even(shape, size, count, dim).reshape(indices.shape), "even")
-
-    def _even(self, shape: Sequence[int], size: int, count: int, dim: int) -> Any:
-        rows = self._torch.Size(shape).numel()
-        chosen = self._torch.arange(rows * count).remainder(size)  # in each row others, since `count` is no more
-        return chosen.reshape(*shape, count).movedim(-1, dim)
+        chosen = partial(even_choices, self._torch, tensor, dim, count)
+        return self._known.kept(indices, lambda: chosen().reshape(indices.shape), "even")
 
     # --- sparse gradients --------------------------------------------------------------------------------------------
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .known_values import KnownValues
 
 _COMPILER, _FOLDER = "torch._inductor.compile_fx", "torch._inductor.fx_passes.joint_graph"
-_LIBRARIES: list[Any] = []
-"""Registrations with PyTorch's dispatcher, which end when they are forgotten."""
 
 
 def keep_constants(known: KnownValues) -> None:
@@ -43,9 +41,6 @@ def _patch(known: KnownValues) -> None:
     folder._deduce_value = _only_known(folder._deduce_value, known, torch)
     compiler: Any = sys.modules[_COMPILER]
     compiler.compile_fx = _keeping(compiler.compile_fx, known)
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("scalar_tensor", _scalar_maker(known, torch), "CUDA")
-    _LIBRARIES.append(library)
 
 
 def _keeping(compile_graph: Callable[..., Any], known: KnownValues) -> Callable[..., Any]:
@@ -70,17 +65,6 @@ def _only_known(deduce: Callable[..., Any], known: KnownValues, torch: Any) -> C
         return folder.unknown_value if is_unknown else value
 
     return deduce_known
-
-
-def _scalar_maker(known: KnownValues, torch: Any) -> Callable[..., Any]:
-    """Make a number on the device; its value is kept only while Inductor folds, as `known_values._MAKERS` says."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-
-    def make(value: Any, **options: Any) -> Any:
-        made = torch.ops.aten.scalar_tensor.default.redispatch(keys, value, **options)
-        return known.kept(made, lambda: torch.tensor(value)) if known.keeps_numbers else made
-
-    return make
 
 
 def keep_traced(known: KnownValues, copied: Any, values: Callable[[], Any]) -> Any:

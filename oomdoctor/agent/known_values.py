@@ -24,7 +24,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import deep_copies, folded_constants, imports, index_bounds, unknown_reads
+from . import deep_copies, folded_constants, imports, index_bounds, known_numbers, unknown_reads
 from .assumed_values import AssumedValues
 from .guard import guarded, note_failure
 from .operator_kinds import (
@@ -53,8 +53,7 @@ _MAKERS = (
 )  # fmt: skip
 """Operators that fill a new tensor with numbers that are known, and that have no kernel of their own for CUDA.
 
-Not `scalar_tensor`: C++ makes a tensor of the base in `10000 ** floats` by it and marks it as a number, and PyTorch
-hands no number on the device to a kernel in Python.
+Not `scalar_tensor`, whose tensors must not have the key: see `known_numbers`.
 """
 _ABSORBING = {
     "aten::bitwise_and.Tensor": False,
@@ -110,6 +109,7 @@ class KnownValues:
         self._set, self._copy = aten.set_.source_Storage_storage_offset, aten._to_copy.default
         self._fallback, self._own = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
         self._own.impl("_to_copy", self._to_copy, "CUDA")
+        self._own.impl("scalar_tensor", known_numbers.maker(self, torch), "CUDA")
         AssumedValues(self, torch, self._own)
         for name in _MAKERS:
             packet, _, overload = name.partition(".")
@@ -153,7 +153,9 @@ class KnownValues:
         """Return the values of a tensor, as a tensor of the host with its layout; None where they are not known."""
         if tensor.is_cpu:
             return tensor
-        flat = getattr(tensor.untyped_storage(), VALUES, None) if self._has_key(tensor) else None
+        if not self._has_key(tensor):
+            return known_numbers.value_of(tensor)
+        flat = getattr(tensor.untyped_storage(), VALUES, None)
         if flat is None:
             return None
         return flat.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())

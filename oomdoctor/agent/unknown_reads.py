@@ -67,12 +67,18 @@ _RECURRENT = os.path.join("torch", "nn", "modules", "rnn.py")  # noqa: PTH118
 
 
 class _Line:
-    """One instruction that reads."""
+    """One instruction that reads: `inner` is its place, and `program` that of the program's line that led there."""
 
-    def __init__(self, place: str, text: str, effect: Effect) -> None:
-        self.place, self.text, self.effect = place, text, effect
+    def __init__(self, inner: str, program: str, text: str, effect: Effect) -> None:
+        self.inner, self.program, self.text, self.effect = inner, program, text, effect
         self.last = self.since_progress = 0
         self.error: bytes | None = None  # kept, since C is given its address
+
+    @property
+    def place(self) -> str:
+        if self.program in ("", self.inner):
+            return self.inner
+        return f"{self.program} (in {self.inner})"
 
 
 class _State:
@@ -113,9 +119,15 @@ def mark() -> int:
 
 
 def reads(since: int = 0) -> tuple[UnknownRead, ...]:
-    """Return the program's lines that read after `since`, what `mark` returned, and not those of PyTorch itself."""
-    found = [line for line in _STATE.lines.values() if line.last > since and line.place]
-    return tuple(dict.fromkeys(UnknownRead(line.place, line.text, line.effect) for line in found))
+    """Return the lines that read after `since`, what `mark` returned, and not those of PyTorch itself.
+
+    A library's line is told with the program's that led there. Where none did, as where a library's model is called
+    without a step of the file's own, it is told by itself.
+    """
+    found = [line for line in _STATE.lines.values() if line.last > since]
+    led = {line.inner for line in found if line.program}  # a backward that runs it again has none of its callers
+    told = [line for line in found if line.program or line.inner not in led]
+    return tuple(dict.fromkeys(UnknownRead(line.place, line.text, line.effect) for line in told))
 
 
 @guarded
@@ -237,11 +249,9 @@ def _line(reading: FrameType, program: FrameType | None) -> _Line:
         effect = "decision"
     elif _finds(text):
         effect = "size"
-    place = "" if program is None else _place(program)
-    if program is not None and program is not reading:
-        place += f" (in {_place(reading)})"
     shown = " ".join(_tested(text).split())
-    return _Line(place, shown if len(shown) <= _LONGEST_TEXT else f"{shown[: _LONGEST_TEXT - 3]}...", effect)
+    shown = shown if len(shown) <= _LONGEST_TEXT else f"{shown[: _LONGEST_TEXT - 3]}..."
+    return _Line(_place(reading), "" if program is None else _place(program), shown, effect)
 
 
 def _decides(frame: FrameType) -> bool:

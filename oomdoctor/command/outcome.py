@@ -83,11 +83,14 @@ def _classify_error(ended: EndedTrial, failed: ErrorChain, micro_batch: int, all
         return ClassifiedTrial(trial).with_problem(NoAnswerError.of_text(text))
     reads = [read for measured in ended.events.measured.values() for read in measured.unknown_reads]
     details = failed.traceback or ended.tail
-    if deciding := [read for read in reads if read.effect != "value"]:  # a value is often read to log it
+    deciding = [read for read in reads if read.effect != "value"]  # a value is often read to log it
+    if deciding and not _MISSING.intersection(failed.links[0].types):
         return ClassifiedTrial(trial).with_problem(_failed_on_zeros(deciding, text, details))
     return ClassifiedTrial(trial, TargetError(text, details=details))
 
 
+_MISSING: Final = frozenset(("ImportError", "NameError"))
+"""Errors of a module or a name that is not there, whatever a GPU computes."""
 _NO_ROOM: Final = f".{HostMemoryError.__module__.rpartition('.')[2]}.{HostMemoryError.__name__}"
 """End of the qualified name of this error; in a command's processes the agent's package has another name."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import torch
 
 from oomdoctor.agent.host_memory import HostMemoryError
-from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.errors import MissingNameError, NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.target.placement import default_training_step, described, loss_in
 
 if TYPE_CHECKING:
@@ -301,7 +301,8 @@ def raised_in_user_code(error: BaseException, own_roots: Sequence[Path] = ()) ->
 def summary(error: BaseException) -> str:
     """Return the error in one line of at most 200 characters, such as `ValueError: no such size`."""
     lines = [line for line in format_exception_only(error) if not line.startswith(" ")]
-    first = next(iter("".join(lines).strip().splitlines()), type(error).__name__)
+    name, colon, rest = "".join(lines).strip().partition(": ")  # some texts begin with an empty line
+    first = next(iter(f"{name}{colon}{rest.lstrip()}".splitlines()), type(error).__name__)
     return first if len(first) <= _LONGEST_SUMMARY else f"{first[:_LONGEST_SUMMARY]}..."
 
 
@@ -368,9 +369,12 @@ def failure(error: BaseException, what: str, own_roots: Sequence[Path], *, hint:
     details = user_traceback(error, own_roots)
     if isinstance(error, SystemExit):
         return TargetError(f"{what} called exit with {error.code!r}", hint=hint or _EXIT_HINT, details=details)
-    return TargetError(f"{what} raised `{summary(error)}`", hint=hint, details=details)
+    kind = MissingNameError if isinstance(error, ImportError | NameError) else TargetError
+    hint = hint or (_IMPORT_HINT if isinstance(error, ImportError) else None)
+    return kind(f"{what} raised `{summary(error)}`", hint=hint, details=details)
 
 
+_IMPORT_HINT = "install what it names in the environment that oomdoctor runs in"
 _EXIT_HINT = 'what oomdoctor calls must return; put what only a script does under `if __name__ == "__main__":`'
 
 

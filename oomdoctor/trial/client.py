@@ -6,6 +6,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -37,7 +38,7 @@ from oomdoctor.trial.worker_answers import (
 from oomdoctor.trial.worker_process import WorkerProcess, WorkerStarter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.request import ProbeRequest
@@ -267,13 +268,18 @@ class WorkerTrialSource(TrialSource):
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""
         # At the edge a step may do without workspaces, and sizes lie side by side: a line through others is better.
-        found = self._allocations if len(self._allocations) > 1 else self._tight_allocations | self._allocations
+        question = partial(ReplayTrials, low=low, high=high, allowed_bytes=allowed_bytes, retries=retries)
+        size = self._replayed(self._allocations, question)
+        if size is None and self._tight_allocations:
+            size = self._replayed(self._tight_allocations | self._allocations, question)
+        return size
+
+    def _replayed(self, found: Mapping[int, str], question: Callable[..., ReplayTrials]) -> int | None:
         if len(found) < 2:  # noqa: PLR2004 - a line needs two points
             return None
         self._replace_retired()
-        trials = tuple(starmap(TrialAllocations, found.items()))
-        question = ReplayTrials(trials, low, high, allowed_bytes, retries)
-        return self._ask(question, f"a replay between {low} and {high}").size
+        asked = question(tuple(starmap(TrialAllocations, found.items())))
+        return self._ask(asked, f"a replay between {asked.low} and {asked.high}").size
 
     def forget(self) -> None:
         """Forget the allocations of the trials so far."""

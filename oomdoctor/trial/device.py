@@ -14,7 +14,7 @@ from oomdoctor.agent import unknown_reads
 from oomdoctor.engines.catalogue import Card, all_cards
 from oomdoctor.engines.choice import ALLOCATOR_VARIABLES
 from oomdoctor.engines.null_gpu import library as null_gpu
-from oomdoctor.errors import NoAnswerError, OomdoctorError
+from oomdoctor.errors import MissingNameError, NoAnswerError, OomdoctorError
 from oomdoctor.target.contract import summary
 from oomdoctor.trial.worker_answers import HeldMemory
 
@@ -211,7 +211,7 @@ def fault_of(error: OomdoctorError, zeros_read: int, reads: Sequence[UnknownRead
     if calls := unknown_calls():
         served = ", ".join(f"`{name}`" for name in calls)
         return NoAnswerError(f"the null GPU does not serve {served}", details=details, hint=_REAL_GPU)
-    if zeros_read and not isinstance(error, NoAnswerError):
+    if zeros_read and not isinstance(error, NoAnswerError | MissingNameError):
         where = f" ({unknown_reads.describe_reads(reads)})" if reads else ""
         return NoAnswerError(
             f"the target read data back from the GPU{where} and then failed; "

@@ -87,7 +87,8 @@ class ProfileRunner:
             if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
                 answer = self._answer(size, found)
                 card = f"a null GPU with {format_size(total_bytes)}"
-                warning = f"micro-batch {size} does not fit, so its memory was recorded on {card}"
+                why = "does not fit" if self._plain_trial(size) is None else "just fits, and not while it is recorded"
+                warning = f"micro-batch {size} {why}, so its memory was recorded on {card}"
                 return replace(answer, warnings=(warning, *answer.warnings)) if answer.memory else answer
         return self._answer(size, found)
 

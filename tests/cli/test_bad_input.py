@@ -172,6 +172,17 @@ CASES = [
         ),
     ),
     Case(
+        "a library that a step needs after it has read a value",
+        2,
+        ("error: micro-batch 8 fails: the training step raised `ImportError: scipy is needed`",),
+        "install what it names",
+        **_step(
+            "loss = model(batch).mean()\n"
+            "    if torch.isfinite(loss): return loss\n"
+            "    raise ImportError('\\nscipy is needed\\n')"
+        ),
+    ),
+    Case(
         "a report into a directory that is not there",
         2,
         ("nowhere` is not a directory", "nowhere/report.json"),

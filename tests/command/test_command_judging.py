@@ -78,6 +78,21 @@ _CASES = [
         "with a CUDA GPU",
     ),
     Case(
+        "a missing library after a read that decides",
+        (
+            *_BEGUN,
+            measured(
+                "error",
+                0,
+                error=error("bad shape", "ModuleNotFoundError", "ImportError"),
+                unknown_reads=[{"place": "train.py:7", "text": "kept.any()", "effect": "decision"}],
+            ),
+        ),
+        Outcome.FAILED,
+        "bad shape",
+        TargetError,
+    ),
+    Case(
         "a failure after a read that is logged",
         (
             *_BEGUN,

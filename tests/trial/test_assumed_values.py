@@ -102,6 +102,48 @@ def test_rows_that_computed_values_choose_are_counted(
     assert told in warning
 
 
+@pytest.mark.parametrize("route", ["by_mask", "by_capacity", "by_counts"])
+def test_a_trace_spreads_choices_as_the_null_gpu_does(oomdoctor_here: Run, tmp_path: Path, route: str) -> None:
+    """Both count as many rows for each expert, to the byte, and name the same lines."""
+    (tmp_path / "model.py").write_text(EXPERTS.replace("ROUTE", route))
+    question = ("probe", "model.py", "--capacity", f"{_CAPACITY}B", "--gpu", "t4", "--json")
+    null, trace = (
+        json.loads(oomdoctor_here(*question, "--engine", engine).stdout)["result"] for engine in ("null", "trace")
+    )
+    assert trace["micro_batch"] == null["micro_batch"]
+    assert [trial["peak_allocated_bytes"] for trial in trace["trials"]] == [
+        trial["peak_allocated_bytes"] for trial in null["trials"]
+    ]
+    assert trace["warnings"] == null["warnings"] != []
+
+
+OF_LIBRARY = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).with_name("site-packages")))
+from experts import build_model, make_batch
+"""
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_librarys_lines_are_named_where_the_file_has_no_step(
+    oomdoctor_here: Run, tmp_path: Path, *, recomputes: bool
+) -> None:
+    """Where the default step calls a library's model, no line of the file leads to what it assumes: its own is told."""
+    library = EXPERTS.replace("ROUTE", "by_mask").partition("def training_step")[0]
+    plain = "self.by_mask(tokens, self.router(tokens).softmax(-1))"
+    again = f"torch.utils.checkpoint.checkpoint({plain.replace('(', ', ', 1)[:-1]}, use_reentrant=False)"
+    library = library.replace(plain, f"{again if recomputes else plain}.square().mean()")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages/experts.py").write_text(library)
+    (tmp_path / "model.py").write_text(OF_LIBRARY)
+    ended = oomdoctor_here("probe", "model.py", "--capacity", f"{_CAPACITY}B", "--engine", "null", "--json")
+    assert ended.returncode == 0, ended.stderr
+    (warning,) = json.loads(ended.stdout)["result"]["warnings"]
+    assert "`torch.where(mask[number].squeeze(0))` at experts.py:24 (spread evenly)" in warning
+
+
 def test_a_rank_says_how_to_force_balanced_routing(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A rank whose experts take what a router chooses is counted evenly, and told by name and with a remedy."""
     (tmp_path / "model.py").write_text(EXPERTS.replace("ROUTE", "by_counts"))

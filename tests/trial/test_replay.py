@@ -104,6 +104,22 @@ def test_trials_at_the_edge_predict_only_where_no_others_can(tmp_path: Path, mon
     assert asked == [{8, 24}, {8, 300, 301}]
 
 
+def test_trials_at_the_edge_stand_in_for_others_that_are_not_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two sizes that had room do not the same, one that had not may do what the larger does."""
+    reference = parse_reference("gpt2", directory=tmp_path)
+    source = WorkerTrialSource(ProbeRequest(target="gpt2", directory=tmp_path, target_batch=None), reference, {})
+    answers = {frozenset((8, 24)): None, frozenset((8, 24, 40)): 41}
+    monkeypatch.setattr(
+        source, "_ask", lambda question, _: PredictedMax(answers[frozenset(one.micro_batch for one in question.trials)])
+    )
+    monkeypatch.setattr(source, "_replace_retired", lambda: None)
+    source._allocations, source._tight_allocations = {8: "", 24: ""}, {40: ""}
+
+    assert source.predict_max(40, 300, allowed_bytes=GIB, retries=True) == 41
+
+
 def test_trials_that_are_not_alike_predict_nothing(
     tmp_path: Path, start: Callable[[str, int], WorkerTrialSource]
 ) -> None:

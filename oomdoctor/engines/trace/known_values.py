@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.agent import index_bounds
+from oomdoctor.agent import index_bounds, unknown_reads
+from oomdoctor.agent.assumed_values import are_few, even_choices
 from oomdoctor.agent.known_values import LARGEST_BYTES
 from oomdoctor.agent.operator_kinds import (
     Kind,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _FILLING: Final = ("aten::zero_", "aten::fill_.Scalar", "aten::fill_.Tensor")
 """Operators whose result does not depend on what was there before."""
+CHOOSING: Final = (torch.ops.aten.topk.default, torch.ops.aten.argmax.default, torch.ops.aten.max.dim)
+"""Operators that choose along a dimension."""
 _COPYING: Final = ("aten::_copy_from", "aten::_to_copy")
 
 
@@ -40,7 +43,7 @@ class KnownValues:
     """Keeps values beside the emulated device's storages, and runs operators on them."""
 
     def __init__(self) -> None:
-        self._checks = index_bounds.checks(torch, host_values, lambda _: "")
+        self._checks = index_bounds.checks(torch, host_values, _assumed)
 
     def run(self, operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator that has integers or booleans among its arguments, and keep the values of what it returns.
@@ -61,6 +64,7 @@ class KnownValues:
         if name in _COPYING:
             return _copied(operator, run, args, kwargs)
         if kind is Kind.READS and is_unobserved() and _are_known(args):
+            _note(args, if_deciding=True)
             return run_on_host(operator, replaced(args, host_values), {})
         if kind is Kind.PLAIN and not is_out(operator):
             return run(operator, args, kwargs)
@@ -74,6 +78,34 @@ class KnownValues:
         """
         if operator in self._checks and is_unobserved():
             self._checks[operator](args)
+
+
+def spread_choices(operator: Any, args: Any, result: Any) -> None:
+    """Keep values of the indices that an operator has chosen among a few, where nobody knows of what: an even choice.
+
+    Args:
+        operator: One of `CHOOSING`.
+        args: Its arguments by position.
+        result: What it returned.
+    """
+    tensor, number, dim = (*args, None, None)[:3]
+    dim, count = (-1 if dim is None else dim, number) if operator.name() == "aten::topk" else (number, 1)
+    indices = result[1] if isinstance(result, tuple) else result
+    if dim is not None and is_unobserved() and are_few(tensor, dim) and host_values(tensor) is None:
+        chosen = even_choices(torch, tensor, dim, count)
+        keep_values(indices, chosen.reshape(indices.shape), "even")
+
+
+def _assumed(value: Any) -> str:
+    """Return how one of the tensors' values was assumed, an effect of `unknown_reads`; nothing where all are known."""
+    storages: list[Any] = [tensor.untyped_storage() for tensor in tensors_in(value) if not tensor.is_cpu]
+    kept = (getattr(storage, "_oomdoctor_values", None) for storage in storages)
+    return next(filter(None, (getattr(values, "assumed", "") for values in kept)), "")
+
+
+def _note(value: Any, *, if_deciding: bool = False) -> None:
+    if assumed := _assumed(value):
+        unknown_reads.note(assumed, if_deciding=if_deciding)
 
 
 def has_integers(args: Any) -> bool:
@@ -99,10 +131,18 @@ def host_values(tensor: torch.Tensor) -> torch.Tensor | None:
         return _laid_out(flat, tensor)
 
 
-def keep_values(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
-    """Keep the values of a tensor on the device, where they are known and can be kept; else forget what was there."""
+def keep_values(tensor: torch.Tensor, values: torch.Tensor | None, assumed: str = "") -> None:
+    """Keep the values of a tensor on the device, where they are known and can be kept; else forget what was there.
+
+    Args:
+        tensor: The tensor on the device.
+        values: Its values, on the host; None where nobody knows them.
+        assumed: How they were assumed, where they are not known: an effect of `unknown_reads`.
+    """
     storage: Any = tensor.untyped_storage()
-    kept = None if values is None else _kept(tensor, values)
+    kept: Any = None if values is None else _kept(tensor, values)
+    if assumed and kept is not None:
+        kept.assumed = assumed
     storage._oomdoctor_values = kept  # noqa: SLF001 - ours
 
 
@@ -135,11 +175,12 @@ def _copied(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str,
     source, is_new = args[0], operator.name() == "aten::_to_copy"
     values = host_values(source) if is_unobserved() else None
     if not is_new and args[1].is_cpu and values is not None:
+        _note(source)
         return args[1].copy_(values)
     result = run(operator, args, kwargs)
     target = result if is_new else args[1]
     if not target.is_cpu:
-        keep_values(target, None if source.dtype.is_floating_point else values)
+        keep_values(target, None if source.dtype.is_floating_point else values, _assumed(source))
     return result
 
 
@@ -152,6 +193,9 @@ def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[st
     hosts = partial(_host_or_fresh, fresh)
     given = with_tensors(operator, args) if can_know else args
     is_known = can_know and _are_known((given, tuple(kwargs.values())), hosts)
+    assumed = _assumed((given, tuple(kwargs.values()))) if is_known else ""
+    if assumed and kind_of(operator) is Kind.FINDS:
+        _note((given, tuple(kwargs.values())))
     result = run(operator, args, kwargs)
     if not (written or is_known):
         return result
@@ -159,9 +203,11 @@ def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[st
     values = run_on_host(operator, replaced(given, hosts), named) if is_known else None
     for tensor in written:
         if values is None or id(tensor) in fresh:  # else its values were written in place
-            keep_values(tensor, None if values is None else fresh[id(tensor)])
+            keep_values(tensor, None if values is None else fresh[id(tensor)], assumed)
+        elif assumed:
+            keep_values(tensor, host_values(tensor), assumed)
     if values is not None and not written:
-        _keep_results(result, values)
+        _keep_results(result, values, assumed)
     return result
 
 
@@ -174,10 +220,10 @@ def _empty_on_host(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
-def _keep_results(result: Any, values: Any) -> None:
+def _keep_results(result: Any, values: Any, assumed: str) -> None:
     for made, known in zip(tensors_in(result), tensors_in(values), strict=False):
         if not made.is_cpu and made.shape == known.shape:
-            keep_values(made, known)
+            keep_values(made, known, assumed)
 
 
 def _are_known(value: Any, hosts: Callable[[torch.Tensor], torch.Tensor | None] = host_values) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from oomdoctor.agent.operator_kinds import tensors_in, with_tensors
-from oomdoctor.engines.trace.known_values import KnownValues, has_integers
+from oomdoctor.engines.trace.known_values import CHOOSING, KnownValues, has_integers, spread_choices
 from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
 from oomdoctor.engines.trace.mixed_types import check_alike
 from oomdoctor.engines.trace.op_trace import Call
@@ -239,7 +239,10 @@ class Kernels:
         with below_autograd():
             if has_integers(args) or "out" in kwargs:
                 return self._values.run(operator, self._run, args, kwargs)
-            return self._run(operator, args, kwargs)
+            result = self._run(operator, args, kwargs)
+            if operator in CHOOSING:
+                spread_choices(operator, args, result)
+            return result
 
     def _run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         check_types(operator, args, kwargs)

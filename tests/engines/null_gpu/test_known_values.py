@@ -39,6 +39,7 @@ KNOWN = {
     "given out": [[4, 7, 9, 11], [7, 15, 24, 25], [7, 8, 8, 2]],
     "cut": [[7, 8], [[7, 8], [9, 1]]],
     "deep copies": [[11, 12, 13, 14, 15], [10, 11, 12, 13, 14], 0],
+    "placed": [[0, 1, 0, 5], [0, 0, 0, 1], [1, 2, 0, 0]],
     "powers": [[3], [1, 2, 4]],
 }
 
@@ -92,6 +93,7 @@ def test_unknown_values_are_read_as_zeros_and_named(python: str) -> None:
     assert found["unknown any"][0] is False
     assert found["unknown item"] == [0.0, ["floats.sum().item()"]]
     assert found["undecided"] == [[False, False], ["(unknown | torch.zeros_like(unknown)).tolist()"]]
+    assert found["placed unknown"] == [[[0, 0, 0, 0]] * 3, ["placed.tolist()"]]
     assert found["random"] == [[0, 0, 0, 0], ["labels.tolist()"]]
     assert found["overwritten"] == [0, ["grid.sum().item()"]]
 

@@ -65,6 +65,7 @@ def test_each_operator_asks_for_what_it_asks_for_on_the_null_gpu(python: str) ->
     assert differing.keys() == known.keys()
 
 
-def test_what_kernels_take_follows_the_card() -> None:
+@pytest.mark.parametrize("card", ["h100-sxm-80gb", "rtx-4090"])
+def test_what_kernels_take_follows_the_card(card: str) -> None:
     """What depends on sizes, types and layouts is the same on a card of another generation too."""
-    assert _differing(PYTHONS[0], "h100-sxm-80gb", "sweeps") == {}
+    assert _differing(PYTHONS[0], card, "sweeps") == {}

@@ -227,7 +227,7 @@ class _SortedRows(NamedTuple):
         each = self.added * self.index_bytes
         segments = min(self.added, self.rows)
         parts = self.added // _ROWS_A_PART + segments
-        unique = (each, 8, each, unique_by_key_bytes(self.added, self.index_bytes), -4 - held, -3 - held)
+        unique = (each, 8, each, unique_by_key_bytes(self.card, self.added, self.index_bytes), -4 - held, -3 - held)
         segment_bytes = segments * self.index_bytes
         scan = (segment_bytes, segment_bytes, exclusive_sum_bytes(segments, self.index_bytes), -7 - held)
         return Temporaries(

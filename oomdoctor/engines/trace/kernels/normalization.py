@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.engines.trace.kernels.reductions import largest_power_of_two, partial_results
-from oomdoctor.engines.trace.layouts import HALF_TYPES, accumulation_type, copied_bytes, suggested_layout
+from oomdoctor.engines.trace.layouts import HALF_TYPES, accumulation_type, copied_bytes, meta_like, suggested_layout
 from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH
 
@@ -35,10 +35,13 @@ def _softmax(call: Call) -> Temporaries:
 
 
 def _softmax_backward(call: Call) -> Temporaries:
-    """Take the product of gradient and output, and copies. Source: `softmax_backward_cuda_out`, SoftMax.cu."""
-    gradient, output = call.args[:2]
-    product = gradient.numel() * max(gradient.element_size(), output.element_size())
-    return Temporaries(after=(product, *copied_bytes((gradient, output))))
+    """Take the product of gradient and output, and copies of product and output that are not contiguous.
+
+    Source: `softmax_backward_cuda_out`, SoftMax.cu.
+    """
+    gradient, output = map(meta_like, call.args[:2])
+    product = gradient * output
+    return Temporaries(after=(product.nbytes, *copied_bytes((product, output))))
 
 
 def _second_result_first(_: Call) -> Temporaries:

@@ -38,6 +38,14 @@ _ALIGNMENT: Final = 256
 _SUM_TILES: Final = {4: 1920, 8: 896}
 _SUM_STATES: Final = {4: 8, 8: 16}
 _SUM_BY_KEY_TILE: Final = 1664
+_UNIQUE_TILES: Final = {
+    (0, 0): {4: 704, 8: 320},
+    (8, 0): {4: 2816, 8: 1344},
+    (8, 6): {4: 704, 8: 320},
+    (9, 0): {4: 7168, 8: 4928},
+}
+"""Keys of a block by the bytes of a key, and from which compute capability on there are others."""
+_UNIQUE_TILE_IN_2_6: Final = 1792
 _BLOCK_BYTES: Final = 7680
 _WIDE_BLOCK_BYTES: Final = 7168
 _WIDE: Final = 8
@@ -68,9 +76,13 @@ def scan_by_key_bytes(count: int) -> int:
     return cub_storage_bytes((-(-count // _SUM_BY_KEY_TILE) + LOOKBACK_PADDING) * 16, alignments=2)
 
 
-def unique_by_key_bytes(count: int, item_bytes: int) -> int:
+def unique_by_key_bytes(card: Card, count: int, item_bytes: int) -> int:
     """Return the bytes of storage of `unique_by_key`."""
-    tile = 2816 if item_bytes == 4 else 1344 if IS_NEW else 1792  # noqa: PLR2004 - bytes of a 32-bit integer
+    since = max((capability for capability in _UNIQUE_TILES if capability <= card.compute_capability), default=(0, 0))
+    # between 2.6, of which one card is known, and 2.15 nothing is known
+    tile = _UNIQUE_TILES[since if IS_NEW else (8, 0)][item_bytes]
+    if not IS_NEW and item_bytes == _WIDE:
+        tile = _UNIQUE_TILE_IN_2_6
     return _lookback_bytes(-(-count // tile), 16 if IS_NEW else 8)
 
 

@@ -76,6 +76,15 @@ twins = deepcopy({"whole": grid, "part": grid[1], "layer": torch.nn.BatchNorm1d(
 twins["part"].add_(1)
 noted("deep copies", [twins["whole"][1].tolist(), grid[1].tolist(), twins["layer"].num_batches_tracked.item()])
 del pair, total, twins
+rows, columns, five = torch.arange(3).cuda(), torch.tensor([1, 3, 0]).cuda(), {"dtype": torch.long, "device": "cuda"}
+placed = torch.zeros(3, 4, dtype=torch.long, device="cuda")
+placed[rows, columns] = 1
+placed[(rows[2:], columns[:1])] = 2
+placed.index_put_((rows[:1], columns[1:2]), torch.scalar_tensor(5, **five))
+noted("placed", placed.tolist())
+placed[rows, columns] = torch.scalar_tensor(5, **five).add_(1)
+noted("placed unknown", placed.tolist())
+del placed, rows, columns
 noted("powers", [list((10000 ** torch.rand(3, device="cuda")).shape), (2 ** torch.arange(3, device="cuda")).tolist()])
 
 

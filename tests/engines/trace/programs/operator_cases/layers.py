@@ -9,12 +9,24 @@ import torch.nn.functional as F  # noqa: N812 - as everybody has it
 
 from operator_cases.making import HALF, Case, case, given, leaf, ones, zeros
 
+_LAYOUTS = (
+    "whole",
+    "sliced",
+    "transposed gradient",
+    "expanded gradient",
+    "transposed, expanded gradient",
+    "to fp32",
+    "sliced bf16",
+)
+
 
 def _softmax(function: Callable[..., torch.Tensor], dim: int, layout: str) -> Case:
     of: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "whole": lambda x: function(x, dim),
         "sliced": lambda x: function(x[..., :40], dim),
         "transposed gradient": lambda x: function(x, dim).transpose(2, 3),
+        "expanded gradient": lambda x: function(x, dim).sum(0),
+        "transposed, expanded gradient": lambda x: function(x.transpose(1, 2), dim).sum(3),
         "to fp32": lambda x: function(x, dim, dtype=torch.float32),
         "sliced bf16": lambda x: function(x[..., :40], dim),
     }
@@ -133,6 +145,14 @@ CASES = {
         f"{function.__name__} over {dim}, {layout}": _softmax(function, dim, layout)
         for function in (F.softmax, F.log_softmax)
         for dim in (1, -1)
-        for layout in ("whole", "sliced", "transposed gradient", "to fp32", "sliced bf16")
+        for layout in (
+            "whole",
+            "sliced",
+            "transposed gradient",
+            "expanded gradient",
+            "transposed, expanded gradient",
+            "to fp32",
+            "sliced bf16",
+        )
     },
 }

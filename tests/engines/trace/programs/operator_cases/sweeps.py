@@ -88,6 +88,13 @@ def _loss(function: Callable[..., torch.Tensor], reduction: str, dtype: torch.dt
 
 CASES = {
     **{
+        f"rows of {count} {dtype}": case(
+            lambda w, count=count, dtype=dtype: F.embedding(places(count).to(dtype), w), leaf(99, 8)
+        )
+        for count in (4000, 20000, 100000)
+        for dtype in (torch.int32, torch.int64)
+    },
+    **{
         f"{name} of {shape} over {dim}, {dtype}": _reduced(function, shape, dtype, dim)
         for name, function in _OVER.items()
         for shape, dim in _REDUCED
