@@ -85,3 +85,14 @@ def test_imports_point_one_way(path: Path) -> None:
         below = TIERS.get(other, 0) < TIERS.get(own, 0)
         same_folder = own.partition(".")[0] == other.partition(".")[0]
         assert below or same_folder, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """Who meets the name of a class has one definition to find; examples alone, models of their own, share some."""
+    places: dict[str, set[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = _dotted(path)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and ".examples." not in module:
+                places.setdefault(node.name, set()).add(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}

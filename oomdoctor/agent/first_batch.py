@@ -21,7 +21,7 @@ _MOST_COMPILER_FRAMES = 30
 _KEEPS_COPY = sys.version_info < (3, 13)
 
 
-class FirstBatch:
+class FirstBatchSearch:
     """The search for the first batch: the tensors that the first module is called with.
 
     A hook for the calls of all modules finds them, and is gone right after. It is gone before anything is compiled,

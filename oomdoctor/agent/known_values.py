@@ -28,7 +28,7 @@ from . import deep_copies, folded_constants, imports, index_bounds, known_number
 from .assumed_values import AssumedValues
 from .guard import guarded, note_failure
 from .operator_kinds import (
-    Kind,
+    OperatorKind,
     given_to,
     is_out,
     is_unobserved,
@@ -283,14 +283,14 @@ class KnownValues:
     def _find_plan(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return how to run an operator, with the tensors that it writes to."""
         kind = self._kind(operator)
-        if kind is Kind.PLAIN:
+        if kind is OperatorKind.PLAIN:
             return self._run_plain, []
         written = [tensor for tensor in written_tensors(operator, args, kwargs) if not tensor.is_cpu]
         if operator.name() == "aten::resize_":
             return self._run_resized, written
         if is_out(operator) and is_unobserved() and self._are_known((args, given_to(operator, kwargs))):
             return self._run_out, written
-        if kind is not Kind.UNKNOWN and is_unobserved() and self._are_known((args, tuple(kwargs.values()))):
+        if kind is not OperatorKind.UNKNOWN and is_unobserved() and self._are_known((args, tuple(kwargs.values()))):
             return self._run_known, written
         for tensor in written:
             self._forget(tensor)
@@ -354,14 +354,14 @@ class KnownValues:
     def _run_known(self, operator: Any, below: Any, given: Any, written: list[Any]) -> Any:
         (args, kwargs), kind = given, self._kind(operator)
         name, assumed = operator.name().partition(".")[0], self._assumed((args, tuple(kwargs.values())))
-        if kind is Kind.READS or _goes_to_host(name, args, kwargs):
+        if kind is OperatorKind.READS or _goes_to_host(name, args, kwargs):
             found = self._on_host(operator, args, kwargs)
             if found is not None:
                 if assumed:
-                    unknown_reads.note(assumed, if_deciding=kind is Kind.READS)
+                    unknown_reads.note(assumed, if_deciding=kind is OperatorKind.READS)
                 return args[0] if name == "aten::copy_" else found
             return operator.redispatch(below, *args, **kwargs)
-        if kind is Kind.FINDS:
+        if kind is OperatorKind.FINDS:
             values = self._on_host(operator, args, kwargs)
             if assumed:
                 unknown_reads.note(assumed)
@@ -410,8 +410,8 @@ class KnownValues:
         if self._has_key(tensor):
             setattr(tensor.untyped_storage(), VALUES, None)
 
-    def _kind(self, operator: Any) -> Kind:
-        return Kind.UNKNOWN if is_out(operator) else kind_of(operator)
+    def _kind(self, operator: Any) -> OperatorKind:
+        return OperatorKind.UNKNOWN if is_out(operator) else kind_of(operator)
 
 
 _INSTALLED: list[KnownValues] = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Union, get_args
 
 from .accumulation_messages import AccumulationWindow
-from .phase_meter import PhaseMemory  # noqa: TC001 - what reads a message goes by the annotations
+from .phase_meter import MeteredPhase  # noqa: TC001 - what reads a message goes by the annotations
 
 Ending = Literal["steps", "error", "exit", "step"]
 
@@ -377,7 +377,7 @@ class Measurements:
     ooms: int | None
     training_peak_bytes: int | None
     evaluation_peak_bytes: int | None
-    phases: tuple[PhaseMemory, ...]
+    phases: tuple[MeteredPhase, ...]
     allocations: str
     zeros_read: int
     unknown_reads: tuple[UnknownRead, ...]

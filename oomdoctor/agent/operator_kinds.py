@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Kind(enum.Enum):
+class OperatorKind(enum.Enum):
     """Effect of an operator on values."""
 
     PLAIN = enum.auto()  # it is made of others, which are asked themselves; it makes a view; or it reads shapes only
@@ -31,22 +31,22 @@ _OF_NUMBERS = ("aten::where.ScalarOther", "aten::where.ScalarSelf", "aten::where
 
 
 @functools.lru_cache(maxsize=None)
-def kind_of(operator: Any) -> Kind:
+def kind_of(operator: Any) -> OperatorKind:
     """Return what an operator does."""
     torch, name, schema = sys.modules["torch"], operator.name(), operator._schema
     if not name.startswith("aten::") or torch.Tag.nondeterministic_seeded in operator.tags or "resize" in name:
-        return Kind.PLAIN if name.startswith("prims::") else Kind.UNKNOWN
+        return OperatorKind.PLAIN if name.startswith("prims::") else OperatorKind.UNKNOWN
     if name in ("aten::_local_scalar_dense", "aten::equal"):
-        return Kind.READS
+        return OperatorKind.READS
     if name in _OF_NUMBERS:
-        return Kind.COMPUTES
+        return OperatorKind.COMPUTES
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     is_view = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     returns_tensors = any("Tensor" in str(one.type) for one in schema.returns)
     only_looks = not returns_tensors and not schema.is_mutable
     if is_composite or (is_view and not schema.is_mutable) or only_looks or torch.Tag.inplace_view in operator.tags:
-        return Kind.PLAIN
-    return Kind.FINDS if torch.Tag.dynamic_output_shape in operator.tags else Kind.COMPUTES
+        return OperatorKind.PLAIN
+    return OperatorKind.FINDS if torch.Tag.dynamic_output_shape in operator.tags else OperatorKind.COMPUTES
 
 
 def is_out(operator: Any) -> bool:

@@ -22,7 +22,7 @@ Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
-class PhaseMemory:
+class MeteredPhase:
     """Memory of one phase of one iteration; where an iteration has several micro-steps, over all of them.
 
     Attributes:

@@ -28,7 +28,7 @@ from . import (
     unknown_reads,
 )
 from .allocator_blocks import pack
-from .first_batch import FirstBatch as BatchSearch
+from .first_batch import FirstBatchSearch as BatchSearch
 from .guard import FAILURES, guarded
 from .holders import LeakSearch
 from .memory_stats import DevicePeaks, OwnLimits, PeakKeeper, kept_bytes, limit_memory
@@ -47,7 +47,7 @@ from .messages import (
     TorchImported,
     has_kernels,
 )
-from .phase_meter import BACKWARD, EVALUATION, LOAD, OPTIMIZER, PhaseMemory, PhaseTable
+from .phase_meter import BACKWARD, EVALUATION, LOAD, OPTIMIZER, MeteredPhase, PhaseTable
 from .training_hooks import StepCounter
 from .training_phases import AllocatorHistory, TrainingPhases
 
@@ -371,8 +371,8 @@ def _highest(parts: Iterable[PhasePart]) -> int | None:
     return max((part.peak_bytes for part in parts), default=None)
 
 
-def _phases(parts: Iterable[PhasePart], failed: set[tuple[int, str]]) -> tuple[PhaseMemory, ...]:
-    table: PhaseTable[str, PhaseMemory] = PhaseTable(PhaseMemory)
+def _phases(parts: Iterable[PhasePart], failed: set[tuple[int, str]]) -> tuple[MeteredPhase, ...]:
+    table: PhaseTable[str, MeteredPhase] = PhaseTable(MeteredPhase)
     for part in parts:
         table.add(part.start.iteration, part.start.phase, part.peak_bytes, part.end_bytes)
     for iteration, phase in failed:

@@ -20,7 +20,7 @@ from oomdoctor.engines.installed import find_torch
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.multi_card.buckets import prove_buckets
 from oomdoctor.multi_card.frontier import searched_result
-from oomdoctor.multi_card.pool import Answer, Case, probe_all
+from oomdoctor.multi_card.pool import Answer, PooledProbe, probe_all
 from oomdoctor.output import check_writable
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import CheckResult
@@ -85,16 +85,16 @@ class Answerer:
         # To watch what a target uses costs a little, which only an answer that is kept is worth.
         requests = {name: replace(one, watched=self.cache is not None) for name, one in requests.items()}
         known = {name: found for name, request in requests.items() if (found := self._known(name, request))}
-        cases = [Case(name, request) for name, request in requests.items() if name not in known]
+        cases = [PooledProbe(name, request) for name, request in requests.items() if name not in known]
         asked = probe_all(cases, self, jobs=self.jobs, executor=self.executor) if cases else []
         answers: dict[str, Answer] = known | {case.name: each for case, each in zip(cases, asked, strict=True)}
         return {name: answers[name] for name in requests}
 
-    def started(self, case: Case) -> None:
+    def started(self, case: PooledProbe) -> None:
         """Pass on that a probe began."""
         self.progress.started(case.name)
 
-    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+    def finished(self, case: PooledProbe, answer: Answer, *, seconds: float) -> None:
         """Keep an answer, and pass on that it is there."""
         if self.cache is not None and isinstance(answer, ProbeRun):
             reason = self.cache.keep(case.request, answer)
@@ -140,7 +140,7 @@ def _joint_runs(entries: Sequence[Entry], progress: CheckProgress) -> dict[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CheckPlan:
     """Plan of a check.
 
     Attributes:
@@ -172,7 +172,7 @@ class Check:
 
 
 def check(
-    plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None = None, executor: Executor | None = None
+    plan: CheckPlan, progress: CheckProgress, *, jobs: int, cache: Cache | None = None, executor: Executor | None = None
 ) -> Check:
     """Run every entry, and hold it to what is asked for.
 
@@ -229,7 +229,7 @@ def _verified(entries: Sequence[Entry]) -> dict[VerifyRequest, VerifyAnswer]:
     return answers
 
 
-def _baseline(plan: Plan) -> Baseline | None:
+def _baseline(plan: CheckPlan) -> Baseline | None:
     """Return the baseline, read before anything runs; None where no entry asks for one.
 
     Raises:
@@ -253,7 +253,7 @@ def _baseline(plan: Plan) -> Baseline | None:
         raise
 
 
-def _profiled_size(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> int | None:
+def _profiled_size(plan: CheckPlan, entry: Entry, known: Mapping[str, Figures]) -> int | None:
     """Size at which memory is recorded: the one that is asked for, or that of the baseline that it is compared with."""
     figures = known.get(entry.name) if entry.baseline else None
     asked, before = (
@@ -265,7 +265,7 @@ def _profiled_size(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> in
     return before or asked
 
 
-def _updated(plan: Plan, known: Mapping[str, Figures], answers: Mapping[str, Answer | Buckets]) -> Baseline:
+def _updated(plan: CheckPlan, known: Mapping[str, Figures], answers: Mapping[str, Answer | Buckets]) -> Baseline:
     """Return the figures of the entries that ran; those of others stay, unless all ran."""
     entries = {} if plan.is_whole else dict(known)
     for entry in plan.entries:

@@ -107,12 +107,12 @@ def check(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.check.baseline.file import NAME
     from oomdoctor.check.cache import Cache, cache_folder
     from oomdoctor.check.entries import DEFAULTS, chosen_entries
-    from oomdoctor.check.runner import Plan
+    from oomdoctor.check.runner import CheckPlan
     from oomdoctor.check.runner import check as run_check
     from oomdoctor.config.check import configure_check
     from oomdoctor.config.schema import CheckKeys
     from oomdoctor.output import check_writable
-    from oomdoctor.report.progress import CheckProgress
+    from oomdoctor.report.progress import CheckProgressLines
     from oomdoctor.trial.parallel import default_jobs
 
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
@@ -127,7 +127,7 @@ def check(  # noqa: PLR0913 - one parameter an option
         jobs=jobs,
     )
     configuration = configure_check(given, os.environ, config=config, defaults=DEFAULTS)
-    plan = Plan(
+    plan = CheckPlan(
         configuration=configuration.file,
         entries=chosen_entries(configuration, names or []),
         baseline=str(Path(configuration.file).parent / NAME),
@@ -141,7 +141,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     kept_in = None if no_cache or executor is not None else cache_folder(Path(configuration.file), os.environ)
     cache = None if kept_in is None else Cache(kept_in, environment=os.environ)
     with executor_called(executor, Path(configuration.file).parent) as elsewhere:
-        found = run_check(plan, CheckProgress(quiet=quiet), jobs=at_once, cache=cache, executor=elsewhere)
+        found = run_check(plan, CheckProgressLines(quiet=quiet), jobs=at_once, cache=cache, executor=elsewhere)
     document = document_of(found)
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)

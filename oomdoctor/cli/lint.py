@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from oomdoctor.config.lint import LintConfiguration
     from oomdoctor.lint.engine import LintRun
-    from oomdoctor.lint.fixing import Change, Overlay
-    from oomdoctor.lint.settings import Settings
+    from oomdoctor.lint.fixing import FileChange, Overlay
+    from oomdoctor.lint.settings import LintSettings
     from oomdoctor.results import LintDocument, LintResult
 
 
@@ -309,7 +309,7 @@ class _Question:
     """
 
     paths: Sequence[str]
-    settings: Settings
+    settings: LintSettings
     stdin: bytes | None = None
     verbose: bool = False
 
@@ -333,12 +333,12 @@ def _ask(
     from oomdoctor.lint.discovery import STANDARD_INPUT
     from oomdoctor.lint.notebooks import MOST_NOTEBOOK_BYTES
     from oomdoctor.lint.rules import ALL
-    from oomdoctor.lint.settings import Settings, check_selection, with_rules
+    from oomdoctor.lint.settings import LintSettings, check_selection, with_rules
 
     if verbose:
         say([*configuration.notes, *configuration.settled.lines()])
     holds = configuration.settled.values
-    settings = Settings(
+    settings = LintSettings(
         per_file_ignores=holds.per_file_ignores or {},
         exclude=holds.exclude or (),
         stdin_filename=stdin_filename,
@@ -396,7 +396,7 @@ def _show_difference(question: _Question, output: Path | None) -> bool:
     return bool(fixing.changes or unread)
 
 
-def _difference(change: Change) -> str:
+def _difference(change: FileChange) -> str:
     from oomdoctor.lint.fixing import program, unified
 
     return unified(change.shown, program(change.old, change.name), program(change.new, change.name))

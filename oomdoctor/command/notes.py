@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
     from oomdoctor.search.bracket import SearchResult
-    from oomdoctor.search.growth import Growth
+    from oomdoctor.search.growth import StepGrowth
     from oomdoctor.target.literals import FoundLiteral
 
 
@@ -221,7 +221,7 @@ def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchR
         yield f"not all could be measured in the command's processes: {'; '.join(seen.failures)}"
 
 
-def _training_warnings(seen: Observations, growth: Growth | None) -> Iterator[str]:
+def _training_warnings(seen: Observations, growth: StepGrowth | None) -> Iterator[str]:
     if seen.steps is not None and seen.steps < ENOUGH_STEPS:
         yield "the command ended after one optimizer step, and only the second has the peak that training has"
     if seen.idle_optimizers:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
-    from oomdoctor.engines.allocator.settings import Rules, Settings
+    from oomdoctor.engines.allocator.settings import AllocatorSettings, Rules
     from oomdoctor.search.allocation_lines import AllocationLine
 
 
@@ -38,7 +38,7 @@ class SimulatedCard:
     total_bytes: int
     used_bytes: int
     allowed_bytes: int
-    settings: Settings
+    settings: AllocatorSettings
     rules: Rules
 
     def allocator(self) -> CachingAllocator:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.agent.unknown_reads import read_warnings
 from oomdoctor.diagnose import device_causes, library_causes, training_causes
 from oomdoctor.diagnose.events import occurrences, primary_event, read_events
-from oomdoctor.diagnose.evidence import Case, Situation
+from oomdoctor.diagnose.evidence import JudgedEvidence, Situation
 from oomdoctor.diagnose.remedies import choose_remedies, vocabulary
 from oomdoctor.diagnose.snapshot.composition import compare
 from oomdoctor.diagnose.snapshot.reading import looks_like_snapshot, read_snapshot
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from oomdoctor.diagnose.evidence import Event
+    from oomdoctor.diagnose.evidence import ErrorEvidence
     from oomdoctor.diagnose.snapshot.layout import RawSnapshot
     from oomdoctor.diagnose.sources import RunReport, Source
     from oomdoctor.diagnose.text.printed_tables import CardReading, MemorySummary
@@ -43,7 +43,7 @@ _FEWEST_READINGS: Final = 3  # of which a line can be told from a point
 class _Found:
     """Evidence read so far."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[ErrorEvidence] = field(default_factory=list)
     trends: list[MemoryTrend] = field(default_factory=list)
     snapshots: list[tuple[Path | None, RawSnapshot]] = field(default_factory=list)
     reports: list[RunReport] = field(default_factory=list)
@@ -61,7 +61,7 @@ _COMPRESSED: Final = {
 }
 
 
-def read_sources(sources: Sequence[Source]) -> Case:
+def read_sources(sources: Sequence[Source]) -> JudgedEvidence:
     """Read every source.
 
     Raises:
@@ -72,7 +72,7 @@ def read_sources(sources: Sequence[Source]) -> Case:
         _read(source, found)
     first = next(iter(found.reports), None)
     trends = [trend for trend in found.trends if trend.readings >= _FEWEST_READINGS]
-    return Case(
+    return JudgedEvidence(
         sources=tuple(source.name for source in sources),
         events=tuple(found.events),
         trend=max(trends, key=lambda trend: (trend.growing, trend.readings), default=None),

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.diagnose.evidence import Event
+from oomdoctor.diagnose.evidence import ErrorEvidence
 from oomdoctor.diagnose.text import tracebacks as printed
 from oomdoctor.diagnose.text.errors import read_message
 from oomdoctor.diagnose.text.phases import phase_of, user_line
@@ -155,7 +155,7 @@ _MOST_OCCURRENCES: Final = 64
 _RAISED: Final = re.compile(r"\w(?:Error|Exception): ")
 
 
-def read_events(windows: Iterable[Window]) -> Iterator[Event]:
+def read_events(windows: Iterable[Window]) -> Iterator[ErrorEvidence]:
     """Every error in the windows, in their order; one that a later line only repeats is one."""
     seen: set[tuple[object, ...]] = set()
     for window in windows:
@@ -173,10 +173,10 @@ def read_events(windows: Iterable[Window]) -> Iterator[Event]:
             user_line=user_line(frames),
             step=window.step,
         )
-        yield Event(window, replace(message, facts=facts), frames)
+        yield ErrorEvidence(window, replace(message, facts=facts), frames)
 
 
-def primary_event(events: Sequence[Event]) -> Event | None:
+def primary_event(events: Sequence[ErrorEvidence]) -> ErrorEvidence | None:
     """The first error of memory; without one the first that is known, else the last, which ended the program.
 
     An error of memory that was printed without its type and its traceback was caught; where the same process ended in
@@ -188,7 +188,7 @@ def primary_event(events: Sequence[Event]) -> Event | None:
     return next((event for event in events if event.message.kind != UNKNOWN_ERROR), events[-1] if events else None)
 
 
-def _end_of(caught: Event, events: Sequence[Event]) -> Event | None:
+def _end_of(caught: ErrorEvidence, events: Sequence[ErrorEvidence]) -> ErrorEvidence | None:
     if caught.frames or _RAISED.search(caught.window.lines[caught.message.first]):
         return None
     later = events[events.index(caught) + 1 :]
@@ -198,7 +198,7 @@ def _end_of(caught: Event, events: Sequence[Event]) -> Event | None:
     return next((event for event in reversed(same) if event.frames), None)
 
 
-def occurrences(events: Sequence[Event]) -> tuple[Occurrence, ...]:
+def occurrences(events: Sequence[ErrorEvidence]) -> tuple[Occurrence, ...]:
     """Every different error once, the one that counts first."""
     counting = primary_event(events)
     ordered = sorted(events, key=lambda event: event is not counting)
@@ -211,7 +211,7 @@ def occurrences(events: Sequence[Event]) -> tuple[Occurrence, ...]:
     return tuple(found.values())[:_MOST_OCCURRENCES]
 
 
-def _is_oom(event: Event) -> bool:
+def _is_oom(event: ErrorEvidence) -> bool:
     return event.message.is_oom
 
 
@@ -228,7 +228,7 @@ def _line(window: Window, message: Message) -> int:
     return max(1, window.line_number - window.at + message.first)
 
 
-def _occurrence(event: Event) -> Occurrence:
+def _occurrence(event: ErrorEvidence) -> Occurrence:
     window, message = event.window, event.message
     return Occurrence(
         source=window.source,

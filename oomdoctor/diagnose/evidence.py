@@ -69,7 +69,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ErrorEvidence:
     """An error with all that its window tells.
 
     Attributes:
@@ -84,7 +84,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class JudgedEvidence:
     """All evidence that is judged.
 
     Attributes:
@@ -104,7 +104,7 @@ class Case:
     """
 
     sources: tuple[str, ...]
-    events: tuple[Event, ...] = ()
+    events: tuple[ErrorEvidence, ...] = ()
     trend: MemoryTrend | None = None
     snapshots: tuple[SnapshotSummary, ...] = ()
     steps_done: int | None = None
@@ -144,8 +144,8 @@ class Situation:
         event: The error that counts; None where only a snapshot tells of it.
     """
 
-    case: Case
-    event: Event | None
+    case: JudgedEvidence
+    event: ErrorEvidence | None
 
     # --- what was read -----------------------------------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ def regular_strides(size: Sequence[int], stride: Sequence[int], *, channels_last
 # --- the answers -----------------------------------------------------------------------------------------------------
 
 
-class Configuration(NamedTuple):
+class EngineConfiguration(NamedTuple):
     """An engine that cuDNN would choose.
 
     Attributes:
@@ -172,11 +172,11 @@ class Configuration(NamedTuple):
     status: int
 
 
-def _configurations_in(answer: str) -> tuple[Configuration, ...]:
+def _configurations_in(answer: str) -> tuple[EngineConfiguration, ...]:
     """Parse `COUNT ENGINE:NUMERICAL_NOTES:BEHAVIOR_NOTES:WORKSPACE_BYTES:STATUS ...`."""
     words = (word.split(":") for word in answer.split()[1:])
     return tuple(
-        Configuration(int(engine), int(numerical, 16), int(behavior, 16), int(size), int(status))
+        EngineConfiguration(int(engine), int(numerical, 16), int(behavior, 16), int(size), int(status))
         for engine, numerical, behavior, size, status in words
     )
 
@@ -234,7 +234,7 @@ def _library(_process: int) -> _Library:
 
 
 @lru_cache(maxsize=1 << 16)
-def _configurations(card: str, graph: str) -> tuple[Configuration, ...]:
+def _configurations(card: str, graph: str) -> tuple[EngineConfiguration, ...]:
     return _configurations_in(_library(os.getpid()).answer(card, graph) or "")
 
 

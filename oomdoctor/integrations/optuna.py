@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from oomdoctor.errors import UsageError
 from oomdoctor.integrations import need, sizing
-from oomdoctor.integrations.recovery import OutOfMemory, run_or_diagnose
+from oomdoctor.integrations.recovery import DiagnosedError, run_or_diagnose
 
 need("optuna", "optuna")
 
@@ -89,7 +89,7 @@ def prune_on_oom(objective: Callable[[optuna.Trial], ResultT]) -> Callable[[optu
     @wraps(objective)
     def guarded(trial: optuna.Trial) -> ResultT:
         found = run_or_diagnose(objective, trial)
-        if isinstance(found, OutOfMemory):
+        if isinstance(found, DiagnosedError):
             _keep(trial, {"oomdoctor/fits": False, **found.notes()})
             raise optuna.TrialPruned(found.error)
         return found

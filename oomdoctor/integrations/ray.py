@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from oomdoctor.errors import UsageError
 from oomdoctor.integrations import need, sizing
-from oomdoctor.integrations.recovery import OutOfMemory, run_or_diagnose
+from oomdoctor.integrations.recovery import DiagnosedError, run_or_diagnose
 from oomdoctor.integrations.sizing import Sizing
 
 need("ray", "ray")
@@ -127,7 +127,7 @@ class _SizedTrial:
             self.figures["oomdoctor/why"] = self.sizing.why
             return dict(infeasible)
         found = run_or_diagnose(train, self.config, plan)
-        if isinstance(found, OutOfMemory):
+        if isinstance(found, DiagnosedError):
             self.figures |= {"oomdoctor/fits": False, **found.notes()}
             return dict(infeasible)
         return found

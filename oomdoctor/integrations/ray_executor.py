@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import UsageError
 from oomdoctor.integrations import need
-from oomdoctor.multi_card.pool import Case
+from oomdoctor.multi_card.pool import PooledProbe
 from oomdoctor.request import ProbeRequest
 
 need("ray", "ray")
@@ -103,7 +103,7 @@ def _called(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
 
 def _moved(one: Any, directory: Path | None) -> Any:  # noqa: ANN401 - any argument
     """Return a case or a question about the files of another directory; of None, with its own as it is found here."""
-    if isinstance(one, Case):
+    if isinstance(one, PooledProbe):
         return replace(one, request=_moved(one.request, directory))
     if isinstance(one, ProbeRequest):
         return replace(one, directory=one.directory.resolve() if directory is None else directory)

@@ -24,7 +24,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class DiagnosedError:
     """A function ran out of a GPU's memory.
 
     Attributes:
@@ -42,7 +42,7 @@ class OutOfMemory:
         return {"oomdoctor/why": self.error, "oomdoctor/cause": f"{cause.id}: {cause.evidence}", **first}
 
 
-def run_or_diagnose(function: Callable[..., ResultT], *args: Any, **kwargs: Any) -> ResultT | OutOfMemory:  # noqa: ANN401
+def run_or_diagnose(function: Callable[..., ResultT], *args: Any, **kwargs: Any) -> ResultT | DiagnosedError:  # noqa: ANN401
     """Run a function; where it runs out of a GPU's memory, give back what it held and say why.
 
     Args:
@@ -69,12 +69,12 @@ def run_or_diagnose(function: Callable[..., ResultT], *args: Any, **kwargs: Any)
     return found
 
 
-def _diagnosed(error: Exception) -> OutOfMemory:
+def _diagnosed(error: Exception) -> DiagnosedError:
     text = "".join(traceback.format_exception(error))
     # The last of those that mean it is the first that was raised, on top of which others may stand.
     link = [link for link in walk_chain(error) if classify(link).outcome is Outcome.OOM or link is error][-1]
     source = Source("the trial's error", None, io.BytesIO(text.encode("utf-8", "replace")))
-    return OutOfMemory(traceback.format_exception_only(link)[-1].strip().splitlines()[0], diagnose([source]))
+    return DiagnosedError(traceback.format_exception_only(link)[-1].strip().splitlines()[0], diagnose([source]))
 
 
 def _cuda() -> Any:  # noqa: ANN401 - torch is the user's, and may not be there

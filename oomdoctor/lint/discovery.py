@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from oomdoctor.errors import UsageError
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import LintSettings
 from oomdoctor.lint.source import UnreadableError, read
 from oomdoctor.results.lint import Unreadable
 
@@ -253,7 +253,7 @@ class Discovered:
     unreadable: list[Unreadable] = field(default_factory=list)
 
 
-def discover(arguments: Sequence[str], settings: Settings) -> Discovered:
+def discover(arguments: Sequence[str], settings: LintSettings) -> Discovered:
     """The files that the arguments name, and those in the folders that they name.
 
     Raises:

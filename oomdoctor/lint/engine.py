@@ -28,7 +28,7 @@ from oomdoctor.lint.notebooks import (
 from oomdoctor.lint.project import Project
 from oomdoctor.lint.reporting import FileView, FindingCollector
 from oomdoctor.lint.rule import Hit, Rule, Subject
-from oomdoctor.lint.settings import Settings, matching, selected
+from oomdoctor.lint.settings import LintSettings, matching, selected
 from oomdoctor.lint.source import Edit, UnreadableError, decode, resolved, with_line_feeds
 from oomdoctor.results.lint import LintResult, Unreadable
 
@@ -170,7 +170,7 @@ class LintRun:
 
 def lint(
     paths: Sequence[str],
-    settings: Settings,
+    settings: LintSettings,
     stdin: BinaryIO | None = None,
     *,
     overlay: Mapping[Path, bytes] | None = None,
@@ -203,7 +203,7 @@ def lint(
         return _Pass(on, ignores, found, inputs, collector).run()
 
 
-def _standard_input(stdin: BinaryIO | None, settings: Settings) -> bytes:
+def _standard_input(stdin: BinaryIO | None, settings: LintSettings) -> bytes:
     """Read standard input, up to one byte more than is accepted."""
     return (stdin or sys.stdin.buffer).read(most_bytes(settings.stdin_filename or "") + 1)
 

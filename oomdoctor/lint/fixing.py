@@ -95,7 +95,7 @@ _MOST_TRIED_ALONE: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """The bytes of one file before and after its fixes.
 
     Attributes:
@@ -123,7 +123,7 @@ class FixRun:
     """
 
     linted: LintRun
-    changes: dict[Path | None, Change] = field(default_factory=dict)
+    changes: dict[Path | None, FileChange] = field(default_factory=dict)
     counts: Counter[Path | None] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -173,7 +173,7 @@ def write(fixing: FixRun, lint: Lint) -> None:
         fixing.linted = lint(fixing.overlay())
 
 
-def _write(path: Path, change: Change) -> str | None:
+def _write(path: Path, change: FileChange) -> str | None:
     """Why the file could not be written, or None."""
     try:
         overwrite(path, change.old, change.new)
@@ -199,7 +199,7 @@ def _fix(fixable: FixableFile, fixing: FixRun) -> str | None:
         if new is not None:
             path = None if file.path is None else resolved(file.path)
             old = fixing.changes[path].old if path in fixing.changes else data
-            fixing.changes[path] = Change(file.shown, name, old, new)
+            fixing.changes[path] = FileChange(file.shown, name, old, new)
             fixing.counts[path] += len(fixes)
             return None
     return "it would leave code that does not parse"

@@ -18,7 +18,7 @@ from oomdoctor.lint.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LintSettings:
     """Paths to leave out, and rules to apply.
 
     Attributes:
@@ -44,7 +44,7 @@ ALL: Final = "ALL"
 _PREFIX: Final = re.compile(r"OOM[0-9]*")
 
 
-def selected(rules: Sequence[Rule], settings: Settings) -> tuple[Rule, ...]:
+def selected(rules: Sequence[Rule], settings: LintSettings) -> tuple[Rule, ...]:
     """The rules that are on, in their order.
 
     Of `--select OOM1 --ignore OOM101`, and of `--select OOM101 --ignore OOM1`, the longer word counts; of two alike,
@@ -128,7 +128,7 @@ def _unknown(word: str, rules: Sequence[Rule]) -> UsageError:
 _LISTS: Final = ("select", "ignore", "extend_select")
 
 
-def with_rules(settings: Settings, rules: Sequence[Rule], layers: Iterable[Layer[LintTable]]) -> Settings:
+def with_rules(settings: LintSettings, rules: Sequence[Rule], layers: Iterable[Layer[LintTable]]) -> LintSettings:
     """Settings that select what all sources together leave on.
 
     A source that selects starts anew, so that its selection counts whatever the ones before it ignore; one that does
@@ -142,7 +142,7 @@ def with_rules(settings: Settings, rules: Sequence[Rule], layers: Iterable[Layer
     Raises:
         UsageError: A word names no rule; the message says where it stands.
     """
-    chosen = {rule.code for rule in selected(rules, Settings())}
+    chosen = {rule.code for rule in selected(rules, LintSettings())}
     for layer in layers:
         _check(rules, layer)
         chosen = _layered(chosen, rules, layer.values)
@@ -151,7 +151,7 @@ def with_rules(settings: Settings, rules: Sequence[Rule], layers: Iterable[Layer
     return replace(settings, select=codes or (ALL,), ignore=() if codes else (ALL,), extend_select=())
 
 
-def check_selection(settings: Settings, layers: Iterable[Layer[LintTable]]) -> None:
+def check_selection(settings: LintSettings, layers: Iterable[Layer[LintTable]]) -> None:
     """See that no rule is on only where that is asked for outright, as by `ignore = ["ALL"]`.
 
     Args:
@@ -173,12 +173,12 @@ def _layered(before: set[str], rules: Sequence[Rule], said: LintTable) -> set[st
     if said.select is not None:
         none_at_all = () if said.select or extend else (ALL,)
         words = (*said.select, *extend) or (ALL,)
-        return _codes(rules, Settings(select=words, ignore=(*ignore, *none_at_all)))
-    added = _codes(rules, Settings(select=extend, ignore=ignore)) if extend else set()
+        return _codes(rules, LintSettings(select=words, ignore=(*ignore, *none_at_all)))
+    added = _codes(rules, LintSettings(select=extend, ignore=ignore)) if extend else set()
     return (before - matching(rules, ignore)) | added
 
 
-def _codes(rules: Sequence[Rule], settings: Settings) -> set[str]:
+def _codes(rules: Sequence[Rule], settings: LintSettings) -> set[str]:
     return {rule.code for rule in selected(rules, settings)}
 
 

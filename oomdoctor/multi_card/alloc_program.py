@@ -26,7 +26,7 @@ from oomdoctor.results import Phase, PhaseName
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oomdoctor.engines.allocator.settings import Rules, Settings
+    from oomdoctor.engines.allocator.settings import AllocatorSettings, Rules
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.op_trace import AllocationStep, Entry
     from oomdoctor.multi_card.scaling import MemoryTrace
@@ -39,7 +39,7 @@ Chunk = tuple[list[int], "TemporariesEntry | OperatorEnd | WorkspacesCleared | P
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class AllocationProgram:
     """Requests to an allocator, apart from those that depend on the card.
 
     Attributes:
@@ -51,14 +51,14 @@ class Program:
     trial: list[Chunk]
 
 
-def program_of(steps: MemoryTrace) -> Program:
+def program_of(steps: MemoryTrace) -> AllocationProgram:
     """Return a trace as chunks of requests."""
-    return Program(_runs(steps.entries[: steps.start]), _runs(steps.entries[steps.start :]))
+    return AllocationProgram(_runs(steps.entries[: steps.start]), _runs(steps.entries[steps.start :]))
 
 
-def without_empty_calls(program: Program, scripts: CallAllocations) -> Program:
+def without_empty_calls(program: AllocationProgram, scripts: CallAllocations) -> AllocationProgram:
     """Return the program without sections that allocate nothing, which are most, and without ends that free nothing."""
-    return Program(_condensed(program.loading, scripts), _condensed(program.trial, scripts))
+    return AllocationProgram(_condensed(program.loading, scripts), _condensed(program.trial, scripts))
 
 
 def _condensed(runs: list[Chunk], scripts: CallAllocations) -> list[Chunk]:
@@ -197,7 +197,7 @@ _GRANULARITY: Final = 512
 """Bytes of a block; what is there before the trial is known in whole blocks, as the allocator counts it."""
 
 
-def live_peak(program: Program, scripts: CallAllocations) -> int:
+def live_peak(program: AllocationProgram, scripts: CallAllocations) -> int:
     """Return the bytes of what was loaded, and the most that the trial keeps alive besides."""
     living = _LiveBytes(scripts)
     living.go_through(program.loading, _GRANULARITY)
@@ -310,7 +310,7 @@ class Execution:
 
 
 def execute(
-    program: Program, scripts: CallAllocations, room: CardMemory, settings: Settings, rules: Rules
+    program: AllocationProgram, scripts: CallAllocations, room: CardMemory, settings: AllocatorSettings, rules: Rules
 ) -> Execution:
     """Run what is asked for through an allocator."""
     allocator = CachingAllocator(DeviceMemory(room.total_bytes, room.context_bytes), settings, rules)
@@ -328,7 +328,7 @@ def execute(
     return Execution(error, was_loaded, *peaks, own_retries, player.workspace_retries, meter.phases)
 
 
-def is_plain(settings: Settings) -> bool:
+def is_plain(settings: AllocatorSettings) -> bool:
     """Return whether the allocator does the same on all cards that are large enough: unused memory changes nothing."""
     return (
         settings.largest_split == NO_LIMIT

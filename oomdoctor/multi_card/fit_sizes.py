@@ -10,7 +10,7 @@ from oomdoctor.engines.choice import reserve_reasons
 from oomdoctor.errors import MemoryGrowsError, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.fit import FitTable, fit_cards
 from oomdoctor.multi_card.frontier import named, questions
-from oomdoctor.multi_card.pool import Case, StagedProgress, probe_cards, run_elsewhere
+from oomdoctor.multi_card.pool import PooledProbe, StagedProgress, probe_cards, run_elsewhere
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Axis, CardMicroBatch, FitResult, FittedCard, Reason
@@ -64,7 +64,7 @@ def fit_sizes(request: FrontierRequest, cards: Sequence[Card], progress: Progres
     if len(grid) * len(cards) > _MOST_ROWS:
         hint = "name the cards with `--gpu`, or give fewer sizes"
         raise UsageError(f"{len(grid) * len(cards)} rows are asked about, more than {_MOST_ROWS}", hint=hint)
-    cases = [Case(named(sizes), question) for sizes, question in asked]
+    cases = [PooledProbe(named(sizes), question) for sizes, question in asked]
     answers = _answers(cases, cards, progress, request)
     tables = [answer for answer in answers if isinstance(answer, FitTable)]
     for answer in answers:
@@ -80,7 +80,7 @@ def fit_sizes(request: FrontierRequest, cards: Sequence[Card], progress: Progres
 
 
 def _answers(
-    cases: Sequence[Case], cards: Sequence[Card], progress: Progress, request: FrontierRequest
+    cases: Sequence[PooledProbe], cards: Sequence[Card], progress: Progress, request: FrontierRequest
 ) -> list[Answer]:
     if cases[0].request.engine == "null":
         return [_probed(case.request, cards, progress, request) for case in cases]
@@ -95,12 +95,12 @@ def _answers(
 
 
 def _all_traced(
-    cases: Sequence[Case], cards: Sequence[Card], progress: StagedProgress, request: FrontierRequest
+    cases: Sequence[PooledProbe], cards: Sequence[Card], progress: StagedProgress, request: FrontierRequest
 ) -> list[Answer]:
     """Trace several combinations at once, in workers that are forked or elsewhere."""
     executor = request.executor
 
-    def traced(case: Case, start: WorkerStarter, stop: CancelToken) -> Answer:
+    def traced(case: PooledProbe, start: WorkerStarter, stop: CancelToken) -> Answer:
         progress.started(case)
         if executor is not None:
             return run_elsewhere(executor, _traced, case.request, cards, SilentProgress(), stop=stop)

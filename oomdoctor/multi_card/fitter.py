@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.engines.trace.op_trace import OpTrace
 from oomdoctor.multi_card.alloc_program import (
+    AllocationProgram,
     CallAllocations,
     CardMemory,
     Execution,
-    Program,
     allocating_calls,
     allocation_order,
     call_allocations,
@@ -42,7 +42,7 @@ from oomdoctor.units import LARGEST_MICRO_BATCH
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oomdoctor.engines.allocator.settings import Rules, Settings
+    from oomdoctor.engines.allocator.settings import AllocatorSettings, Rules
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.multi_card.scaling import MemoryTrace
@@ -72,9 +72,9 @@ class GroupCache:
 
     tracer: Tracer
     group: ArchGroup
-    settings: Settings
+    settings: AllocatorSettings
     rules: Rules
-    programs: dict[tuple[int, int, object], Program] = field(default_factory=dict)
+    programs: dict[tuple[int, int, object], AllocationProgram] = field(default_factory=dict)
     unconstrained: dict[_Key, Execution] = field(default_factory=dict)
     live_peaks: dict[_Key, int] = field(default_factory=dict)
     longer: GroupCache | None = None
@@ -218,7 +218,9 @@ class CardTrials(TrialSource):
         return self._scripts[key]
 
 
-def _program(shared: GroupCache, steps: MemoryTrace, size: tuple[int, int], scripts: CallAllocations) -> Program:
+def _program(
+    shared: GroupCache, steps: MemoryTrace, size: tuple[int, int], scripts: CallAllocations
+) -> AllocationProgram:
     key = (*size, allocating_calls(scripts))
     if key not in shared.programs:
         shared.programs[key] = without_empty_calls(program_of(steps), scripts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from oomdoctor import __version__
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, EXIT_USAGE, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.buckets import check_buckets, find_buckets
-from oomdoctor.multi_card.pool import Case, StagedProgress, probe_all
+from oomdoctor.multi_card.pool import PooledProbe, StagedProgress, probe_all
 from oomdoctor.request import command_line
 from oomdoctor.results import Axis
 from oomdoctor.results.document import FrontierDocument
@@ -82,7 +82,7 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
     grid = [sizes for sizes, _ in asked]
     if request.buckets is not None:
         check_buckets(asked[0][1], request.buckets, tuple(request.over), is_searched=request.searched is not None)
-    cases = [Case(named(sizes), replace(question, profiles=False, guide=False)) for sizes, question in asked]
+    cases = [PooledProbe(named(sizes), replace(question, profiles=False, guide=False)) for sizes, question in asked]
     jobs = request.jobs or default_jobs(len(cases))
     answers = probe_all(cases, StagedProgress(progress, len(cases)), jobs=jobs, executor=request.executor)
     runs = [answer for answer in answers if isinstance(answer, ProbeRun)]

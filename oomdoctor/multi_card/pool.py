@@ -47,7 +47,7 @@ _LOOKS_FOR_STOP_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PooledProbe:
     """One probe of many.
 
     Attributes:
@@ -62,10 +62,10 @@ class Case:
 class CasesProgress(Protocol):
     """Told of each case when it begins and when it ends, from several threads at once."""
 
-    def started(self, case: Case) -> None:
+    def started(self, case: PooledProbe) -> None:
         """A case began; not told of a case that runs elsewhere."""
 
-    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+    def finished(self, case: PooledProbe, answer: Answer, *, seconds: float) -> None:
         """A case ended.
 
         Args:
@@ -92,18 +92,20 @@ class StagedProgress:
         self._begun = 0
         self._lock = Lock()
 
-    def started(self, case: Case) -> None:
+    def started(self, case: PooledProbe) -> None:
         """Say which case is probed, and how many there are."""
         with self._lock:
             self._begun += 1
             text = self.words.format(target=case.request.target, name=case.name)
             self._progress.stage(f"{text}, {self._begun} of {self._cases}")
 
-    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+    def finished(self, case: PooledProbe, answer: Answer, *, seconds: float) -> None:
         """Pass over it."""
 
 
-def cases_of(request: ProbeRequest, variants: Mapping[str, Variant], cards: Sequence[str | None] = ()) -> list[Case]:
+def cases_of(
+    request: ProbeRequest, variants: Mapping[str, Variant], cards: Sequence[str | None] = ()
+) -> list[PooledProbe]:
     """Return a case for each variant on each card.
 
     Args:
@@ -113,7 +115,7 @@ def cases_of(request: ProbeRequest, variants: Mapping[str, Variant], cards: Sequ
     """
     cards = cards or (request.gpu,)
     return [
-        Case(
+        PooledProbe(
             name if len(cards) == 1 else f"{name} on {card or 'the local GPU'}",
             replace(request, variant=variant, gpu=card),
         )
@@ -123,7 +125,7 @@ def cases_of(request: ProbeRequest, variants: Mapping[str, Variant], cards: Sequ
 
 
 def probe_all(
-    cases: Sequence[Case], progress: CasesProgress, *, jobs: int, executor: Executor | None = None
+    cases: Sequence[PooledProbe], progress: CasesProgress, *, jobs: int, executor: Executor | None = None
 ) -> list[Answer]:
     """Probe every case, so many at once; errors in one leave the others alone.
 
@@ -154,7 +156,7 @@ def probe_all(
 
 
 def probe_case(
-    case: Case,
+    case: PooledProbe,
     stop: CancelToken | None = None,
     start: WorkerStarter | None = None,
     kept: KeptForkServer | None = None,
@@ -192,7 +194,7 @@ def run_elsewhere(executor: Executor, function: Callable[..., T], *args: object,
             raise KeyboardInterrupt
 
 
-def _submitted(executor: Executor, case: Case, progress: CasesProgress) -> Future[Answer]:
+def _submitted(executor: Executor, case: PooledProbe, progress: CasesProgress) -> Future[Answer]:
     submitted = time.monotonic()
 
     def finished(future: Future[Answer]) -> None:
@@ -204,7 +206,9 @@ def _submitted(executor: Executor, case: Case, progress: CasesProgress) -> Futur
     return future
 
 
-def _probed(case: Case, progress: CasesProgress, start: WorkerStarter, alone: Lock | None, stop: CancelToken) -> Answer:
+def _probed(
+    case: PooledProbe, progress: CasesProgress, start: WorkerStarter, alone: Lock | None, stop: CancelToken
+) -> Answer:
     with nullcontext() if alone is None else alone:
         if stop.is_set:
             raise KeyboardInterrupt
@@ -215,7 +219,7 @@ def _probed(case: Case, progress: CasesProgress, start: WorkerStarter, alone: Lo
     return answer
 
 
-def _build_null_gpu(cases: Sequence[Case]) -> None:
+def _build_null_gpu(cases: Sequence[PooledProbe]) -> None:
     """Compile the null GPU where that is to be done, once and where an interrupt is heard."""
     for case in cases[:1]:
         # Each case's probe reports the error itself.
@@ -246,7 +250,7 @@ def probe_cards(
         NoAnswerError: The null GPU cannot run, a crash, or a time limit.
     """
     share_of(request.target_batch, request.world_size)
-    cases = [Case(card.key, replace(request, gpu=card.key)) for card in cards]
+    cases = [PooledProbe(card.key, replace(request, gpu=card.key)) for card in cards]
     told = _CardProgress(progress, len(cases))
     answers = probe_all(cases, told, jobs=jobs or default_jobs(len(cases)), executor=executor)
     found = [answer for answer in answers if isinstance(answer, ProbeRun)]
@@ -261,7 +265,7 @@ class _CardProgress(StagedProgress):
 
     words = "probing {target} on {name}"
 
-    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+    def finished(self, case: PooledProbe, answer: Answer, *, seconds: float) -> None:
         """Raise an error."""
         del case, seconds
         if isinstance(answer, OomdoctorError):

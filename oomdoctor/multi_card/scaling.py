@@ -13,15 +13,15 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oomdoctor.engines.trace.op_trace import Call, Entry
+    from oomdoctor.engines.trace.op_trace import Entry, OperatorCall
 
 
-def numbers_in(call: Call) -> list[int]:
+def numbers_in(call: OperatorCall) -> list[int]:
     """Return every whole number of a call: shapes, strides, arguments, in order."""
     return list(_numbers((call.args, call.kwargs, call.results)))
 
 
-def with_numbers(call: Call, numbers: Sequence[int]) -> Call:
+def with_numbers(call: OperatorCall, numbers: Sequence[int]) -> OperatorCall:
     """Return a call with other numbers; its tensors have no memory."""
     following = iter(numbers)
     args, kwargs, results = _rebuilt((call.args, call.kwargs, call.results), following)
@@ -67,7 +67,7 @@ class MemoryTrace:
     """
 
     entries: list[Entry]
-    calls: list[Call]
+    calls: list[OperatorCall]
     start: int
     fixed_bytes: int
 

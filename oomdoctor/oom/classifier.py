@@ -82,7 +82,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Classification:
     """Verdict of the classifier on an error.
 
     Attributes:
@@ -99,7 +99,9 @@ class Verdict:
 NO_EVIDENCE: Final = Evidence()
 
 
-def classify(error: BaseException, evidence: Evidence = NO_EVIDENCE, *, rows: Sequence[Row] | None = None) -> Verdict:
+def classify(
+    error: BaseException, evidence: Evidence = NO_EVIDENCE, *, rows: Sequence[Row] | None = None
+) -> Classification:
     """Decide what an error means: it, its causes and contexts, and the members of exception groups.
 
     An OOM anywhere in the chain is an OOM: what was raised on top of it would not have been at a smaller size. Where
@@ -112,13 +114,13 @@ def classify(error: BaseException, evidence: Evidence = NO_EVIDENCE, *, rows: Se
         rows: Rows in order of precedence; None for the table's.
     """
     if isinstance(error, KeyboardInterrupt):
-        return Verdict(Outcome.FAILED, None, "the trial was interrupted")
+        return Classification(Outcome.FAILED, None, "the trial was interrupted")
     links = [(type_names(type(link)), error_text(link)) for link in walk_chain(error)]
     verdicts = [_classify_one(names, text, evidence, rows) for names, text in links]
     return _decide(verdicts, type(error).__name__, evidence)
 
 
-def classify_text(text: str, evidence: Evidence = NO_EVIDENCE, *, type_name: str = "RuntimeError") -> Verdict:
+def classify_text(text: str, evidence: Evidence = NO_EVIDENCE, *, type_name: str = "RuntimeError") -> Classification:
     """Decide about an error of which only the text is left, such as what a process wrote before it ended.
 
     Args:
@@ -131,7 +133,7 @@ def classify_text(text: str, evidence: Evidence = NO_EVIDENCE, *, type_name: str
     return _decide([_classify_one(names, text, evidence)], type_name, evidence)
 
 
-def classify_recorded(links: Sequence[tuple[Sequence[str], str]], evidence: Evidence = NO_EVIDENCE) -> Verdict:
+def classify_recorded(links: Sequence[tuple[Sequence[str], str]], evidence: Evidence = NO_EVIDENCE) -> Classification:
     """Decide about an error that was raised in another process, from what that process said of it.
 
     Args:
@@ -165,32 +167,32 @@ def _oom_rows() -> tuple[tuple[Row, ...], str]:
 
 def _classify_one(
     names: AbstractSet[str], text: str, evidence: Evidence, rows: Sequence[Row] | None = None
-) -> Verdict | None:
+) -> Classification | None:
     """Judge one error by itself; None where no row fits it."""
     row = find_row(names, text, table().rows if rows is None else rows)
     if row is None:
         return None
     if row.not_when_ample and evidence.ample:
-        return Verdict(Outcome.FAILED, row, f"{row.reason}; {evidence}, so it is taken for the host's")
+        return Classification(Outcome.FAILED, row, f"{row.reason}; {evidence}, so it is taken for the host's")
     if not row.needs_pressure:
-        return Verdict(OUTCOMES[row.means], row, row.reason)
+        return Classification(OUTCOMES[row.means], row, row.reason)
     if evidence.nearly_exhausted:
-        return Verdict(OUTCOMES[row.means], row, f"{row.reason}; {evidence}")
-    return Verdict(Outcome.FAILED, row, f"{row.reason}; {evidence}, so it is not taken for an OOM")
+        return Classification(OUTCOMES[row.means], row, f"{row.reason}; {evidence}")
+    return Classification(Outcome.FAILED, row, f"{row.reason}; {evidence}, so it is not taken for an OOM")
 
 
-def _decide(verdicts: Sequence[Verdict | None], type_name: str, evidence: Evidence) -> Verdict:
+def _decide(verdicts: Sequence[Classification | None], type_name: str, evidence: Evidence) -> Classification:
     known = [verdict for verdict in verdicts if verdict is not None]
     best = min(known, key=_precedence, default=None)
     if best is not None:
         return best
     if evidence.allocator_ooms > 0:
         # The code caught an OOM and went on; a size at which that happens does not fit, whatever it met next.
-        return Verdict(Outcome.OOM, None, f"{evidence}; what the code raised later is taken for the consequence")
-    return Verdict(Outcome.FAILED, None, f"`{type_name}` is no error that a lack of memory is known to cause")
+        return Classification(Outcome.OOM, None, f"{evidence}; what the code raised later is taken for the consequence")
+    return Classification(Outcome.FAILED, None, f"`{type_name}` is no error that a lack of memory is known to cause")
 
 
-def _precedence(verdict: Verdict) -> tuple[int, bool]:
+def _precedence(verdict: Classification) -> tuple[int, bool]:
     """Order the verdicts on a chain: lower is more telling; a row that the evidence left open comes last."""
     order = (Outcome.OOM, Outcome.LIMIT, Outcome.FAILED)
     return order.index(verdict.outcome), verdict.row is not None and OUTCOMES[verdict.row.means] is not verdict.outcome

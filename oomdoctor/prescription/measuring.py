@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import NoAnswerError, NotApplicableError, OomdoctorError
-from oomdoctor.multi_card.pool import Case, probe_case, run_elsewhere
+from oomdoctor.multi_card.pool import PooledProbe, probe_case, run_elsewhere
 from oomdoctor.remedies.catalogue import ALLOCATOR_VARIABLE, cost, exactness, remedy, with_remedies
 from oomdoctor.report.plain_text import count
 from oomdoctor.results import Outcome
@@ -227,7 +227,7 @@ class Measuring:
         counts: bool = True,
     ) -> Answer:
         request = replace(request, profiles=False, profile_micro_batch=size, counts_cost=counts)
-        case = Case("+".join(names), request)
+        case = PooledProbe("+".join(names), request)
         if self.executor is not None and names:
             return run_elsewhere(self.executor, probe_case, case, stop=stop)
         return probe_case(case, stop, self.workers.start, self.kept)

@@ -37,9 +37,9 @@ def _late_plugin(start: dict[str, Any], requests_fd: int, answers_fd: int) -> ob
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, object, object]:
             from oomdoctor.pytest_plugin.child_session import serve  # noqa: PLC0415 - see the module
-            from oomdoctor.trial.process import Channel  # noqa: PLC0415 - see the module
+            from oomdoctor.trial.process import WorkerChannel  # noqa: PLC0415 - see the module
 
-            serve(early_config, start, Channel(requests_fd, answers_fd))
+            serve(early_config, start, WorkerChannel(requests_fd, answers_fd))
             return (yield)
 
     return Late()

@@ -17,9 +17,9 @@ from _pytest.terminal import TerminalReporter, pytest_report_teststatus
 
 from oomdoctor.agent import imports, lone_rank, null_gpu
 from oomdoctor.pytest_plugin.measurement import Measurement
-from oomdoctor.pytest_plugin.plan import PLAN, Plan
+from oomdoctor.pytest_plugin.plan import PLAN, MarkerPlan
 from oomdoctor.pytest_plugin.protocol import IN_CHILD, key_of, pack, pack_warning
-from oomdoctor.trial.process import Channel, ChannelClosedError, die_with_parent
+from oomdoctor.trial.process import ChannelClosedError, WorkerChannel, die_with_parent
 
 if TYPE_CHECKING:
     import warnings
@@ -43,7 +43,7 @@ _SETTLED: Final[dict[str, Any]] = {
 """Options that are for the session that people started; one that is not known here belongs to no plugin here."""
 
 
-def serve(config: pytest.Config, start: Message, channel: Channel) -> None:
+def serve(config: pytest.Config, start: Message, channel: WorkerChannel) -> None:
     """Make a session that is about to load its conftest files one that runs tests on demand.
 
     Args:
@@ -69,7 +69,7 @@ class ChildSession:
         start: What it said first.
     """
 
-    def __init__(self, channel: Channel, start: Message) -> None:
+    def __init__(self, channel: WorkerChannel, start: Message) -> None:
         self._channel = channel
         self._start = start
         self._last: pytest.Item | None = None
@@ -147,7 +147,7 @@ class ChildSession:
         try:
             self._tear_down_to(item)
             self._last = item
-            item.stash[PLAN] = Plan(request["limit_bytes"])
+            item.stash[PLAN] = MarkerPlan(request["limit_bytes"])
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=items.get(request["next"]))
         except pytest.exit.Exception as error:
             self._channel.send({"event": "exit", "reason": error.msg or "", "returncode": error.returncode})

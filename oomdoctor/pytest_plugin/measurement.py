@@ -20,7 +20,7 @@ from oomdoctor.pytest_plugin.report import explanation, held_lines, null_gpu_not
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from oomdoctor.pytest_plugin.plan import Plan
+    from oomdoctor.pytest_plugin.plan import MarkerPlan
 
 _MOST_EVENTS = 200_000
 
@@ -89,7 +89,7 @@ class Measurement:
                 report.sections.append(("GPU memory", text))
         return report
 
-    def _around(self, item: pytest.Item, plan: Plan) -> str:
+    def _around(self, item: pytest.Item, plan: MarkerPlan) -> str:
         reading = self._meter.read() if self._meter else None
         if reading is None:
             return ""
@@ -112,7 +112,7 @@ class GpuMemoryError(Failed):
     __module__ = "builtins"  # so that pytest prints the bare name
 
 
-def _plan(item: pytest.Item) -> Plan | None:
+def _plan(item: pytest.Item) -> MarkerPlan | None:
     """Return the test's plan, where it is carried out in this process."""
     plan = item.stash.get(PLAN, None)
     return plan if plan is not None and plan.card is None and plan.problem is None else None

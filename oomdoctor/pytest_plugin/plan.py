@@ -117,7 +117,7 @@ def _read_option(config: pytest.Config, name: str, parse: Callable[[str], T]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MarkerPlan:
     """Plan of one test: where it runs, and its limit.
 
     Attributes:
@@ -142,7 +142,7 @@ class Plan:
         return f"{self.card}-rank-{self.rank.rank}-of-{self.rank.world_size}"
 
 
-PLAN: Final = pytest.StashKey[Plan]()
+PLAN: Final = pytest.StashKey[MarkerPlan]()
 _NO_CARD: Final = NoAnswerError(
     "this machine has no GPU to measure on, and no card is named",
     hint='name one: `@pytest.mark.gpu_memory(gpu="rtx-4090")`, `--gpu-memory-gpu rtx-4090`, or `gpu_memory_gpu` in\n'
@@ -154,7 +154,7 @@ _RANK_WITHOUT_CARD: Final = NoAnswerError(
 )
 
 
-class Planner:
+class MarkerPlanner:
     """Makes plans, and looks but once for what they share.
 
     Args:
@@ -166,7 +166,7 @@ class Planner:
         self._config = config
         self._defaults = defaults
 
-    def plan(self, item: pytest.Item) -> Plan | None:
+    def plan(self, item: pytest.Item) -> MarkerPlan | None:
         """Return the plan of a test; None where it is none of ours.
 
         Raises:
@@ -175,14 +175,14 @@ class Planner:
         wish = read_markers(item)
         if wish is None:
             measured = self._defaults.limit_bytes is not None and self._has_gpu
-            return Plan(self._defaults.limit_bytes, marked=False) if measured else None
+            return MarkerPlan(self._defaults.limit_bytes, marked=False) if measured else None
         limit = wish.limit_bytes if wish.limit_bytes is not None else self._defaults.limit_bytes
         card = wish.card or self._defaults.card or self._project_card
         if card is None and not self._has_gpu:
-            return Plan(limit, problem=explained(_NO_CARD))
+            return MarkerPlan(limit, problem=explained(_NO_CARD))
         if card is None and wish.rank is not None:
-            return Plan(limit, problem=explained(_RANK_WITHOUT_CARD))
-        return Plan(limit, card, rank=wish.rank)
+            return MarkerPlan(limit, problem=explained(_RANK_WITHOUT_CARD))
+        return MarkerPlan(limit, card, rank=wish.rank)
 
     @cached_property
     def _project_card(self) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 
 from oomdoctor.errors import NoAnswerError, OomdoctorError, UsageError
 from oomdoctor.pytest_plugin.child_process import ChildProcess
-from oomdoctor.pytest_plugin.plan import PLAN, Plan, Planner, explained, read_defaults
+from oomdoctor.pytest_plugin.plan import PLAN, MarkerPlan, MarkerPlanner, explained, read_defaults
 from oomdoctor.pytest_plugin.protocol import IN_CHILD, GpuMemoryWarning, key_of, unpack, unpack_warning
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def join(session: pytest.Session) -> None:
     """Plan every test, and have those that are ours run where they belong."""
     if IN_CHILD in session.config.stash:  # the session that started this one has made the plans
         return
-    planner = Planner(session.config, read_defaults(session.config))
+    planner = MarkerPlanner(session.config, read_defaults(session.config))
     for item in session.items:
         try:
             plan = planner.plan(item)
         except UsageError as error:  # of this test alone: others run, and every wrong marker is named in one run
-            plan = Plan(None, problem=explained(error))
+            plan = MarkerPlan(None, problem=explained(error))
         if plan is not None:
             item.stash[PLAN] = plan
     plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
@@ -116,7 +116,7 @@ class RemoteRunner:
         """Leave the time to pytest-timeout in the process that runs the test."""
         return True if _remote_plan(item) is not None else None
 
-    def _run(self, item: pytest.Item, nextitem: pytest.Item | None, plan: Plan) -> None:
+    def _run(self, item: pytest.Item, nextitem: pytest.Item | None, plan: MarkerPlan) -> None:
         if plan.problem is not None:
             _report_problem(item, "setup", plan.problem)
             return
@@ -142,7 +142,7 @@ class RemoteRunner:
             session.interrupt()
             raise
 
-    def _session(self, card: str, plan: Plan) -> ChildProcess:
+    def _session(self, card: str, plan: MarkerPlan) -> ChildProcess:
         if card in self._broken:
             raise self._broken[card]
         if card not in self._sessions:
@@ -231,7 +231,7 @@ _HANDLERS: Mapping[str, Callable[[Message, pytest.Item], None]] = {
 }
 
 
-def _remote_plan(item: pytest.Item) -> Plan | None:
+def _remote_plan(item: pytest.Item) -> MarkerPlan | None:
     """Return the test's plan, where it is not carried out in this process."""
     plan = item.stash.get(PLAN, None)
     return plan if plan is not None and (plan.card is not None or plan.problem is not None) else None

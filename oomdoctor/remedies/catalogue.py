@@ -30,7 +30,7 @@ _SCALED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class KnownRemedy:
     """One remedy.
 
     Attributes:
@@ -127,7 +127,7 @@ _COMPILE: Final = (
 _ALLOCATOR: Final = ("https://docs.pytorch.org/docs/stable/notes/cuda.html",)
 
 REMEDIES: Final = (
-    Remedy(
+    KnownRemedy(
         "checkpoint",
         "checkpoint",
         "checkpoint every block: keep its input, compute the rest again in the backward",
@@ -137,7 +137,7 @@ REMEDIES: Final = (
         _CHECKPOINT,
         change="checkpoint",
     ),
-    Remedy(
+    KnownRemedy(
         "fused-cross-entropy",
         "loss",
         "compute the last linear layer and the cross entropy in pieces, without all logits at once",
@@ -147,7 +147,7 @@ REMEDIES: Final = (
         ("https://docs.pytorch.org/docs/main/generated/torch.nn.functional.linear_cross_entropy.html",),
         change="fused-cross-entropy",
     ),
-    Remedy(
+    KnownRemedy(
         "liger-cross-entropy",
         "loss",
         "compute the last linear layer and the cross entropy in pieces, by liger-kernel",
@@ -160,7 +160,7 @@ REMEDIES: Final = (
         uncounted="kernels of liger-kernel",
         not_in_traces=_OWN_KERNELS,
     ),
-    Remedy(
+    KnownRemedy(
         "cut-cross-entropy",
         "loss",
         "compute the last linear layer and the cross entropy in blocks, by cut-cross-entropy",
@@ -173,7 +173,7 @@ REMEDIES: Final = (
         uncounted="kernels of cut-cross-entropy",
         not_in_traces=_OWN_KERNELS,
     ),
-    Remedy(
+    KnownRemedy(
         "checkpoint-keep-attention",
         "checkpoint",
         "checkpoint every block, but keep what attention returned",
@@ -183,7 +183,7 @@ REMEDIES: Final = (
         _CHECKPOINT,
         change="checkpoint-keep-attention",
     ),
-    Remedy(
+    KnownRemedy(
         "checkpoint-every-2",
         "checkpoint",
         "checkpoint every second block",
@@ -193,7 +193,7 @@ REMEDIES: Final = (
         _CHECKPOINT,
         change="checkpoint-every-2",
     ),
-    Remedy(
+    KnownRemedy(
         "checkpoint-keep-matmuls",
         "checkpoint",
         "checkpoint every block, but keep what matrix products, convolutions and attention returned",
@@ -203,7 +203,7 @@ REMEDIES: Final = (
         _CHECKPOINT,
         change="checkpoint-keep-matmuls",
     ),
-    Remedy(
+    KnownRemedy(
         "offload-activations",
         "offload",
         "let activations wait in the host's memory for the backward",
@@ -214,7 +214,7 @@ REMEDIES: Final = (
         change="offload-activations",
         alone=True,
     ),
-    Remedy(
+    KnownRemedy(
         "bf16",
         "precision",
         "run the forward under bf16 autocast",
@@ -224,7 +224,7 @@ REMEDIES: Final = (
         _AMP,
         precision="bf16",
     ),
-    Remedy(
+    KnownRemedy(
         "fp16",
         "precision",
         "run the forward under fp16 autocast, with a gradient scaler",
@@ -235,7 +235,7 @@ REMEDIES: Final = (
         precision="fp16",
         not_in_commands="the program's loop has no gradient scaler, which its own lines have to call",
     ),
-    Remedy(
+    KnownRemedy(
         "bf16-weights",
         "precision",
         "keep weights, gradients and optimizer state in bfloat16",
@@ -246,7 +246,7 @@ REMEDIES: Final = (
         change="bf16-weights",
         not_in_commands=_HOLDS_PARAMETERS,
     ),
-    Remedy(
+    KnownRemedy(
         "optimizer-fused",
         "optimizer",
         "step with the optimizer's fused kernel, which has no temporary tensors",
@@ -256,7 +256,7 @@ REMEDIES: Final = (
         _OPTIMIZERS,
         change="optimizer-fused",
     ),
-    Remedy(
+    KnownRemedy(
         "optimizer-loop",
         "optimizer",
         "step over parameters one by one (`foreach=False`)",
@@ -266,7 +266,7 @@ REMEDIES: Final = (
         _OPTIMIZERS,
         change="optimizer-loop",
     ),
-    Remedy(
+    KnownRemedy(
         "optimizer-in-backward",
         "optimizer",
         "step each parameter in the backward, and free its gradient at once",
@@ -278,7 +278,7 @@ REMEDIES: Final = (
         accumulates=False,
         not_in_commands=_HOLDS_OPTIMIZER,
     ),
-    Remedy(
+    KnownRemedy(
         "adafactor",
         "optimizer",
         "train with Adafactor, whose state is a row and a column of each matrix",
@@ -289,7 +289,7 @@ REMEDIES: Final = (
         change="adafactor",
         not_in_commands=_HOLDS_OPTIMIZER,
     ),
-    Remedy(
+    KnownRemedy(
         "adamw-8bit",
         "optimizer",
         "train with an AdamW whose state has 8 bits (torchao or bitsandbytes)",
@@ -301,7 +301,7 @@ REMEDIES: Final = (
         needs=("torchao", "bitsandbytes"),
         not_in_commands=_HOLDS_OPTIMIZER,
     ),
-    Remedy(
+    KnownRemedy(
         "drop-leftovers",
         "loop",
         "let go of batch and loss before the next batch is made",
@@ -312,7 +312,7 @@ REMEDIES: Final = (
         change="drop-leftovers",
         not_in_commands="what its loop keeps is in the program's own variables",
     ),
-    Remedy(
+    KnownRemedy(
         "expandable-segments",
         "allocator",
         "let the allocator's segments grow (`expandable_segments:True`)",
@@ -322,7 +322,7 @@ REMEDIES: Final = (
         _ALLOCATOR,
         allocator="expandable_segments:True",
     ),
-    Remedy(
+    KnownRemedy(
         "max-split-size",
         "allocator",
         "split no cached block above 128 MiB (`max_split_size_mb:128`)",
@@ -332,7 +332,7 @@ REMEDIES: Final = (
         _ALLOCATOR,
         allocator="max_split_size_mb:128",
     ),
-    Remedy(
+    KnownRemedy(
         "freeze-half",
         "freeze",
         "train the second half of the blocks only",
@@ -344,7 +344,7 @@ REMEDIES: Final = (
         on_request=True,
         not_in_commands=_HOLDS_PARAMETERS,
     ),
-    Remedy(
+    KnownRemedy(
         "lora",
         "freeze",
         "train matrices of rank 8 beside the blocks' linear layers, and nothing else (LoRA)",
@@ -356,7 +356,7 @@ REMEDIES: Final = (
         on_request=True,
         not_in_commands=_HOLDS_PARAMETERS,
     ),
-    Remedy(
+    KnownRemedy(
         "compile",
         "compile",
         "compile the model with `torch.compile`",
@@ -371,7 +371,7 @@ REMEDIES: Final = (
         not_in_traces=_NO_CODE,
     ),
     *(
-        Remedy(
+        KnownRemedy(
             f"compile-{percent}",
             "compile",
             f"compile the model, with an activation memory budget of {percent} %",
@@ -394,7 +394,7 @@ REMEDIES: Final = (
 BY_ID: Final = {remedy.id: remedy for remedy in REMEDIES}
 
 
-def remedy(name: str) -> Remedy:
+def remedy(name: str) -> KnownRemedy:
     """Return a remedy by its id; `checkpoint-first-5` is one of the first five blocks."""
     if name.startswith("checkpoint-first-"):
         number = int(name.rpartition("-")[2])

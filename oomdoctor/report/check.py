@@ -15,7 +15,7 @@ from rich.text import Text
 
 from oomdoctor.report import buckets, frontier
 from oomdoctor.report import verdicts as words
-from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path, target_file
 from oomdoctor.report.markdown import code, code_lines, fitting, folded, prose, table, warning_block
 from oomdoctor.report.plain_text import CATEGORY_WORDS, capitalised, sentence, visible
 from oomdoctor.report.terminal import aligned, printed
@@ -362,7 +362,9 @@ def issues(document: CheckDocument) -> Issues:
     return Issues(
         headline=sentence(headline),
         groups=[*(_group(result, entry) for entry in entries), Group("oomdoctor check", [whole], about)],
-        rules=[Rule(each.value, words.LIMIT_WORDS[each], _HELP[each], "error") for each in LimitName if each in broken],
+        rules=[
+            IssueKind(each.value, words.LIMIT_WORDS[each], _HELP[each], "error") for each in LimitName if each in broken
+        ],
         properties={"entries": len(entries), "headline": headline},
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.report import gpus
 from oomdoctor.report.inference import mode_words
-from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path, target_file
 from oomdoctor.report.plain_text import capitalised, count, sentence, visible
 from oomdoctor.units import format_size
 
@@ -100,13 +100,13 @@ def html(document: FitDocument) -> str:
 # --- issues ----------------------------------------------------------------------------------------------------------
 
 _TITLE: Final = "oomdoctor gpus --fit"
-_DOES_NOT_FIT: Final = Rule(
+_DOES_NOT_FIT: Final = IssueKind(
     "card-too-small",
     "No micro-batch fits the card",
     "Train on a card with more memory, or lower the weights' share: a smaller model, bf16, or sharding.",
     "note",
 )
-_FITS: Final = Rule(
+_FITS: Final = IssueKind(
     "card-micro-batch",
     "The largest micro-batch that fits the card",
     "Set the micro-batch and the accumulation steps as the result says.",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.report import buckets, frontier_shapes, gpus
 from oomdoctor.report.inference import evaluation_limit, mode_words
-from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path, target_file
 from oomdoctor.report.plain_text import capitalised, count, sentence, visible
 from oomdoctor.units import format_size
 
@@ -105,10 +105,10 @@ def html(document: FrontierDocument) -> str:
 # --- issues ----------------------------------------------------------------------------------------------------------
 
 _TITLE: Final = "oomdoctor probe"
-_NOTHING_FITS: Final = Rule(
+_NOTHING_FITS: Final = IssueKind(
     "sizes-do-not-fit", "Nothing fits at these sizes", "Make the sizes smaller, or name a larger card.", "error"
 )
-_FITS: Final = Rule("sizes-fit", "What fits at each of the sizes", "Train with the sizes of the result.", "note")
+_FITS: Final = IssueKind("sizes-fit", "What fits at each of the sizes", "Train with the sizes of the result.", "note")
 
 
 def issues(document: FrontierDocument) -> Issues:

@@ -46,7 +46,7 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class IssueKind:
     """The kind of an issue.
 
     Attributes:
@@ -137,7 +137,7 @@ class Issues:
 
     headline: str
     groups: Sequence[Group]
-    rules: Sequence[Rule] = ()
+    rules: Sequence[IssueKind] = ()
     properties: Mapping[str, object] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Issue]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.output import DEFAULT_WIDTH, MAXIMUM_WIDTH
 from oomdoctor.report import findings as words
-from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path
+from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path
 from oomdoctor.report.markdown import code, fitting, prose, row_size, table
 from oomdoctor.report.plain_text import sentence, visible
 from oomdoctor.report.rule import FIXABLE
@@ -216,7 +216,7 @@ def _numbers(result: LintResult) -> dict[str, int]:
     return {"files": result.files, "lines": result.lines, "suppressed": result.suppressed}
 
 
-def _rules(findings: Iterable[Finding]) -> list[Rule]:
+def _rules(findings: Iterable[Finding]) -> list[IssueKind]:
     """Return the rules that fired, each by its worst finding."""
     worst: dict[str, Finding] = {}
     for finding in findings:
@@ -224,7 +224,7 @@ def _rules(findings: Iterable[Finding]) -> list[Rule]:
         if held is None or words.WORST_FIRST.index(finding.severity) < words.WORST_FIRST.index(held.severity):
             worst[finding.code] = finding
     return [
-        Rule(
+        IssueKind(
             code,
             finding.name,
             f"`oomdoctor rule {code}` says what it looks for and why.",

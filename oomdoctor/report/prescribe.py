@@ -6,7 +6,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.report import gpus
-from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path, target_file
 from oomdoctor.report.plain_text import capitalised, count, percent, sentence, visible
 from oomdoctor.units import format_size
 
@@ -151,10 +151,10 @@ def html(document: PrescribeDocument) -> str:
 
 _TITLE: Final = "oomdoctor prescribe"
 _HELP: Final = "Apply the code of the report."
-_NOT_REACHED: Final = Rule("need-not-reached", "No remedies reach the micro-batch that is needed", _HELP, "error")
-_NOT_WRITTEN: Final = Rule("patch-not-written", "The patched file could not be written", _HELP, "error")
-_INTERRUPTED: Final = Rule("prescribe-interrupted", "Not every remedy was measured", "Run it again.", "error")
-_PRESCRIBED: Final = Rule("remedies-prescribed", "Remedies make a larger micro-batch fit", _HELP, "note")
+_NOT_REACHED: Final = IssueKind("need-not-reached", "No remedies reach the micro-batch that is needed", _HELP, "error")
+_NOT_WRITTEN: Final = IssueKind("patch-not-written", "The patched file could not be written", _HELP, "error")
+_INTERRUPTED: Final = IssueKind("prescribe-interrupted", "Not every remedy was measured", "Run it again.", "error")
+_PRESCRIBED: Final = IssueKind("remedies-prescribed", "Remedies make a larger micro-batch fit", _HELP, "note")
 
 _RULES: Final = {
     "nothing_fits": _NOT_REACHED,

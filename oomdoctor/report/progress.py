@@ -63,7 +63,7 @@ def make_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Progr
 
 
 @dataclass(slots=True)
-class Bracket:
+class ProvenBounds:
     """Bounds of the maximum that the trials so far prove.
 
     Attributes:
@@ -125,7 +125,7 @@ class LineProgress:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._bracket = Bracket()
+        self._bracket = ProvenBounds()
 
     def stage(self, text: str) -> None:
         """Write the stage."""
@@ -173,7 +173,7 @@ class LiveProgress:
         self._clock = clock
         self._started = clock()
         self._spinner_name = "dots" if unicode else "line"
-        self._bracket = Bracket()
+        self._bracket = ProvenBounds()
         self._trials = 0
         self._text = "starting"
         self._live: Live | None = None
@@ -239,7 +239,7 @@ class LiveProgress:
         return Group(line, bracket) if str(self._bracket) else line
 
 
-class CheckProgress:
+class CheckProgressLines:
     """Writes a line an event.
 
     Args:

@@ -19,7 +19,7 @@ from oomdoctor.report.plain_text import visible
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from oomdoctor.report.issues import Issue, Issues, Location, Rule
+    from oomdoctor.report.issues import Issue, IssueKind, Issues, Location
     from oomdoctor.results.document import Document
 
 
@@ -54,14 +54,14 @@ def _run(document: Document, found: Issues) -> dict[str, Any]:
     }
 
 
-def _driver(document: Document, rules: Iterable[Rule]) -> dict[str, Any]:
+def _driver(document: Document, rules: Iterable[IssueKind]) -> dict[str, Any]:
     driver: dict[str, Any] = {"name": "oomdoctor", "rules": [_rule(rule) for rule in rules]}
     if version := visible(document.versions.get("oomdoctor", "")):
         driver["version"] = version
     return driver
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _rule(rule: IssueKind) -> dict[str, Any]:
     return {
         "id": visible(rule.id),
         "name": visible(rule.name),

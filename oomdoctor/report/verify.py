@@ -7,7 +7,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.report import gpus
-from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path, target_file
 from oomdoctor.report.plain_text import capitalised, sentence, visible
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def html(document: VerifyDocument) -> str:
 
 _TITLE: Final = "oomdoctor verify"
 _HELP: Final = "Change what the report names, or keep the whole batch as one micro-batch."
-_DIFFERENT: Final = Rule(
+_DIFFERENT: Final = IssueKind(
     "accumulation-differs", "Accumulated micro-batches do not train what the whole batch would", _HELP, "error"
 )
-_WEIGHTED: Final = Rule(
+_WEIGHTED: Final = IssueKind(
     "accumulation-weights",
     "Accumulated micro-batches have to be weighted",
     "Weigh the loss of each micro-batch as the report says.",
@@ -173,7 +173,7 @@ def _passed(result: VerifyResult) -> Issue:
     return Issue("passed", _TITLE, (text,), Location(target_file(result.target), name=result.target), case=case)
 
 
-def _issue(result: VerifyResult, rule: Rule, lines: tuple[str, ...], location: Location, kind: str) -> Issue:
+def _issue(result: VerifyResult, rule: IssueKind, lines: tuple[str, ...], location: Location, kind: str) -> Issue:
     path = location.path
     return Issue(
         level=rule.level,

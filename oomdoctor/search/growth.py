@@ -33,7 +33,7 @@ _STEADY: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class StepGrowth:
     """Growth of memory over the steps of one trial.
 
     Attributes:
@@ -80,7 +80,7 @@ def is_settled(ends: Sequence[int]) -> bool:
     return len(last) == _STEADY and len(set(last)) == 1
 
 
-def growth_of(ends: Sequence[int], micro_batch: int, holder: str | None, *, ran_out: bool) -> Growth:
+def growth_of(ends: Sequence[int], micro_batch: int, holder: str | None, *, ran_out: bool) -> StepGrowth:
     """Judge how memory grew over the steps of a trial.
 
     Args:
@@ -93,12 +93,12 @@ def growth_of(ends: Sequence[int], micro_batch: int, holder: str | None, *, ran_
     rises = [after - before for before, after in pairwise(later)]
     has_grown = bool(later) and max(later) > later[0] and all(rise >= 0 for rise in rises)
     if not has_grown:
-        return Growth(False, PLAIN_ITERATIONS, 0, holder, micro_batch)  # noqa: FBT003 - named by its field
+        return StepGrowth(False, PLAIN_ITERATIONS, 0, holder, micro_batch)  # noqa: FBT003 - named by its field
     if ran_out or not is_settled(ends):
         slope = (later[-1] - later[0]) // len(rises)
-        return Growth(True, PLAIN_ITERATIONS, slope, holder, micro_batch)  # noqa: FBT003 - as above
+        return StepGrowth(True, PLAIN_ITERATIONS, slope, holder, micro_batch)  # noqa: FBT003 - as above
     reached = 2 + later.index(max(later))  # steps count from 1, and the first is left out
-    return Growth(False, reached + 1, 0, holder, micro_batch)  # noqa: FBT003 - as above
+    return StepGrowth(False, reached + 1, 0, holder, micro_batch)  # noqa: FBT003 - as above
 
 
 def last_step(ends: Sequence[int], bytes_a_step: int, room_bytes: int, *, ran_out: bool) -> int | None:
@@ -115,7 +115,9 @@ def last_step(ends: Sequence[int], bytes_a_step: int, room_bytes: int, *, ran_ou
     return None if bytes_a_step <= 0 else len(ends) + 1 + room_bytes // bytes_a_step
 
 
-def outlasted(growth: Growth, ends: Sequence[int], micro_batch: int, room_bytes: int, *, ran_out: bool) -> Growth:
+def outlasted(
+    growth: StepGrowth, ends: Sequence[int], micro_batch: int, room_bytes: int, *, ran_out: bool
+) -> StepGrowth:
     """Return growth that goes on as it shows at another size, with the step in which that runs out.
 
     Args:

@@ -97,7 +97,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLine:
+class PeakLine:
     """Peak memory of a step over the micro-batch.
 
     Attributes:
@@ -170,7 +170,7 @@ def predict(trials: Sequence[Trial], capacity_bytes: int) -> Prediction | None:
     return Prediction(centre, math.hypot(slope_spread, error * ideal) + _ROUNDING, ceiling)
 
 
-def memory_line(fits: Sequence[Trial], ooms: Sequence[Trial] = ()) -> MemoryLine | None:
+def memory_line(fits: Sequence[Trial], ooms: Sequence[Trial] = ()) -> PeakLine | None:
     """Return peak memory over size from sizes that fit, smallest first; None where it was not seen to grow."""
     points = {trial.micro_batch: peak for trial in fits if (peak := step_peak(trial)) is not None}
     if not points:
@@ -194,15 +194,15 @@ def read_shortage(trial: Trial) -> Shortage | None:
     return Shortage(*amounts) if len(amounts) == len(found) else None
 
 
-def _line_through(points: dict[int, int]) -> MemoryLine:
+def _line_through(points: dict[int, int]) -> PeakLine:
     last = max(points)
     apart = [size for size in points if size <= last * 3 // 4]
     first = max(apart) if apart else min(points)
     slope = (points[last] - points[first]) / (last - first)
-    return MemoryLine(last, points[last], slope, _SLOPE_ERROR if apart else _NEIGHBOURS_SLOPE_ERROR)
+    return PeakLine(last, points[last], slope, _SLOPE_ERROR if apart else _NEIGHBOURS_SLOPE_ERROR)
 
 
-def _line_from_one(trial: Trial, ooms: Sequence[Trial]) -> MemoryLine | None:
+def _line_from_one(trial: Trial, ooms: Sequence[Trial]) -> PeakLine | None:
     peak = step_peak(trial)
     fixed = trial.fixed_bytes or 0
     if peak is None or peak <= fixed:
@@ -215,7 +215,7 @@ def _line_from_one(trial: Trial, ooms: Sequence[Trial]) -> MemoryLine | None:
             constant, error = measured, _CONSTANT_MEASURED_ERROR * weights
     constant = min(constant, growth / 2)
     slope = (growth - constant) / trial.micro_batch
-    return MemoryLine(trial.micro_batch, peak, slope, min(error, growth / 2) / (growth - constant) + _SLOPE_ERROR)
+    return PeakLine(trial.micro_batch, peak, slope, min(error, growth / 2) / (growth - constant) + _SLOPE_ERROR)
 
 
 def _measured_constant(fit: Trial, failed: Trial) -> float | None:
@@ -247,7 +247,7 @@ def _weights(trial: Trial) -> float:
     return gradients if gradients > 0 else fixed / 4
 
 
-def _died_at_peak(trial: Trial, shortage: Shortage, line: MemoryLine) -> bool:
+def _died_at_peak(trial: Trial, shortage: Shortage, line: PeakLine) -> bool:
     reached = (trial.peak_allocated_bytes or 0) + shortage.tried
     return (
         reached >= _AT_PEAK * line.peak_at(trial.micro_batch)

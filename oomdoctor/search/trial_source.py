@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.errors import OomdoctorError
     from oomdoctor.results import GenerationMemory, Trial
-    from oomdoctor.search.growth import Growth
+    from oomdoctor.search.growth import StepGrowth
 
 _ERRORS: Final = {kind.__name__: kind for kind in KINDS}
 
@@ -139,7 +139,7 @@ class TrialNotes:
     assumptions: tuple[str, ...] = ()
     settings: Mapping[str, str | None] | None = None
     memory_fraction: float = 1.0
-    growth: Growth | None = None
+    growth: StepGrowth | None = None
     communicators: tuple[int, ...] = ()
     builds_graph: bool = False
     graph: EvaluationGraph | None = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import TargetError
 from oomdoctor.target.script import command_hint
-from oomdoctor.target.script_scopes import Scope, Script, UnreadableError, names_in, root
+from oomdoctor.target.script_scopes import Scope, ScriptText, UnclearScriptError, names_in, root
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,12 +46,12 @@ def target_of_script(path: Path) -> str:
         ) from None
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         raise TargetError(f"`{path}` is not Python: {error}", hint="name a training script") from None
-    script = Script(tree, source)
+    script = ScriptText(tree, source)
     if {"build_model", "make_batch"} <= {name for one in tree.body for name in script.bound(one)}:
         raise TargetError(f"`{path}` is a target already", hint=f"`oomdoctor probe {shlex.quote(str(path))}`")
     try:
         return _Parts(script).source(path.name)
-    except UnreadableError as error:
+    except UnclearScriptError as error:
         raise TargetError(
             f"no target can be made of `{path}`: {error}", hint=command_hint(path, str(path), tree)
         ) from None
@@ -67,7 +67,7 @@ class _Parts:
         UnreadableError: One cannot be told.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: ScriptText) -> None:
         self._script = script
         self._needed: dict[ast.stmt, Scope] = {}
         self._imports_torch = False
@@ -90,7 +90,7 @@ class _Parts:
         try:
             compile(text, name, "exec")
         except SyntaxError as error:  # such as a `continue` of the loop
-            raise UnreadableError(f"its loop cannot be a function: {error.msg}") from None
+            raise UnclearScriptError(f"its loop cannot be a function: {error.msg}") from None
         return text
 
     def _model_part(self) -> str:
@@ -117,7 +117,7 @@ class _Parts:
             None,
         )
         if model is None:
-            raise UnreadableError("the loss is not computed from the model that the optimizer trains")
+            raise UnclearScriptError("the loss is not computed from the model that the optimizer trains")
         target, items = _iterated(self._loop)
         if isinstance(items, ast.Call) and isinstance(items.func, ast.Name) and items.func.id in ("range", "trange"):
             made, statements, bound = self._made_in_loop(statements, model)
@@ -146,7 +146,7 @@ class _Parts:
         sized = _Sized()
         plain = [sized.visit(_Plain(self._script).visit(ast.parse(ast.unparse(one)).body[0])) for one in made]
         if not used or not sized.found:
-            raise UnreadableError("the loop makes its batch, and no name in it is called as a batch size")
+            raise UnclearScriptError("the loop makes its batch, and no name in it is called as a batch size")
         self._take(plain, self._loop_scope, {"batch_size"})
         bound = ", ".join(used)
         return _function("make_batch(batch_size)", [*map(ast.unparse, plain), f"return {bound}"]), rest, bound
@@ -155,11 +155,13 @@ class _Parts:
         """Return `make_batch` from the data set of a loader."""
         call, scope = self._script.value(items, self._loop_scope)
         if not isinstance(call, ast.Call) or _called(call) != "DataLoader":
-            raise UnreadableError(f"the loop goes over `{ast.unparse(items)}`, which is no `DataLoader` of the script")
+            raise UnclearScriptError(
+                f"the loop goes over `{ast.unparse(items)}`, which is no `DataLoader` of the script"
+            )
         given = {one.arg: one.value for one in call.keywords}
         dataset = given.get("dataset", call.args[0] if call.args else None)
         if dataset is None:
-            raise UnreadableError("the `DataLoader` is not given its data set by name")
+            raise UnclearScriptError("the `DataLoader` is not given its data set by name")
         self._take([ast.Expr(dataset)], scope, set())
         collate = given.get("collate_fn")
         if collate is not None:
@@ -187,11 +189,11 @@ class _Parts:
         bound = {name for one in statements for name in self._script.bound(one)}
         for name in sorted({name for one in statements for name in names_in(one)} - known - bound):
             if self._script.resolved(name, scope) == self._model:
-                raise UnreadableError(f"`{name}` is used in a part that is made without the model")
+                raise UnclearScriptError(f"`{name}` is used in a part that is made without the model")
             for statement, at in self._script.needed(name, scope):
                 others = (one for one, place in self._needed.items() if place != at and name in self._script.bound(one))
                 if any(others):
-                    raise UnreadableError(f"`{name}` stands for several things that are needed")
+                    raise UnclearScriptError(f"`{name}` stands for several things that are needed")
                 if statement not in self._needed:
                     self._needed[statement] = at
                     self._take([statement], at, set())
@@ -249,7 +251,7 @@ def _is_identity(statement: ast.stmt) -> bool:
 class _Plain(ast.NodeTransformer):
     """Takes out what places tensors: `.to(device)`, `.cuda()` and `device=`; a `.to` of a type stays."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: ScriptText) -> None:
         self._script = script
 
     def visit_Call(self, call: ast.Call) -> ast.AST:
@@ -292,7 +294,7 @@ class _Sized(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _optimizer(script: Script) -> tuple[ast.Call, Scope, str]:
+def _optimizer(script: ScriptText) -> tuple[ast.Call, Scope, str]:
     """Return the call that makes the one optimizer, where it is, and the model's name there."""
     found = []
     for scope in script.scopes:
@@ -309,14 +311,14 @@ def _optimizer(script: Script) -> tuple[ast.Call, Scope, str]:
                 if roots and _called(statement.value) not in ("sum", "list", "filter"):
                     found.append((statement.value, scope, roots))
     if not found:
-        raise UnreadableError("it makes no optimizer of `model.parameters()` that can be seen")
+        raise UnclearScriptError("it makes no optimizer of `model.parameters()` that can be seen")
     call, scope, names = found[0]
     if len(found) > 1 or len(names) > 1:
-        raise UnreadableError("it makes several optimizers, or one over several models")
+        raise UnclearScriptError("it makes several optimizers, or one over several models")
     return call, scope, names.pop()
 
 
-def _loop(script: Script) -> tuple[ast.For, str, Scope]:
+def _loop(script: ScriptText) -> tuple[ast.For, str, Scope]:
     """Return the loop over batches, the loss's name and where both are."""
     found = []
     for scope in script.scopes:
@@ -327,9 +329,9 @@ def _loop(script: Script) -> tuple[ast.For, str, Scope]:
             calls = [one for one in ast.walk(loop) if isinstance(one, ast.Call) and _called(one) == "backward"]
             found += [(loop, _loss(call), scope) for call in calls if call not in inner]
     if not found:
-        raise UnreadableError("it has no `for` loop over batches with a `backward()` in it")
+        raise UnclearScriptError("it has no `for` loop over batches with a `backward()` in it")
     if len(found) > 1:
-        raise UnreadableError("it calls `backward()` in several places")
+        raise UnclearScriptError("it calls `backward()` in several places")
     return found[0]
 
 
@@ -342,10 +344,10 @@ def _loss(call: ast.Call) -> str:
         inner = inner.left if isinstance(inner, ast.BinOp) else inner
         if isinstance(inner, ast.Name):
             return inner.id
-    raise UnreadableError(f"the loss of `{ast.unparse(call)}` has no name")
+    raise UnclearScriptError(f"the loss of `{ast.unparse(call)}` has no name")
 
 
-def _precision(script: Script, loop: ast.For, scope: Scope) -> list[str]:
+def _precision(script: ScriptText, loop: ast.For, scope: Scope) -> list[str]:
     """Return a sentence on the autocast that a script's step runs under, which a probe has an option for."""
     blocks = [one for each in script.statements(scope) for one in ast.walk(each) if isinstance(one, ast.With)]
     around = [one for one in blocks if one in ast.walk(loop) or loop in ast.walk(one)]
@@ -373,7 +375,7 @@ def _iterated(loop: ast.For) -> tuple[ast.expr, ast.expr]:
     return target, items
 
 
-def _slice(script: Script, loop: ast.For, loss: str) -> list[ast.stmt]:
+def _slice(script: ScriptText, loop: ast.For, loss: str) -> list[ast.stmt]:
     """Return the statements of a loop that the loss is computed by, in order."""
     wanted, found = {loss}, []
     for statement in reversed(_unwrapped(loop.body)):
@@ -383,7 +385,7 @@ def _slice(script: Script, loop: ast.For, loss: str) -> list[ast.stmt]:
             found.append(statement)
             wanted |= names_in(statement)
     if not found:
-        raise UnreadableError(f"`{loss}` is not computed in the loop that it is used in")
+        raise UnclearScriptError(f"`{loss}` is not computed in the loop that it is used in")
     return found[::-1]
 
 

@@ -15,7 +15,7 @@ _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOPS: Final = (ast.For, ast.While, ast.AsyncFor)
 
 
-class UnreadableError(Exception):
+class UnclearScriptError(Exception):
     """The text does not show something; the message says what."""
 
 
@@ -44,7 +44,7 @@ def root(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-class Script:
+class ScriptText:
     """A script as text.
 
     Args:
@@ -116,7 +116,7 @@ class Script:
         name, at = self.resolved(node.id, scope)
         found = self.definitions(name, at)
         if len(found) != 1 or not isinstance(found[0], ast.Assign) or not isinstance(found[0].targets[0], ast.Name):
-            raise UnreadableError(f"`{node.id}` is not given one value in one place")
+            raise UnclearScriptError(f"`{node.id}` is not given one value in one place")
         return self.value(found[0].value, at)
 
     def needed(self, name: str, scope: Scope) -> list[tuple[ast.stmt, Scope]]:
@@ -128,15 +128,15 @@ class Script:
         own, at = self.resolved(name, scope)
         found = self.definitions(own, at)
         if not found and (argument := self._argument(own, at)) is not None:
-            raise UnreadableError(f"`{name}` is a parameter, given `{ast.unparse(argument[0])}`")
+            raise UnclearScriptError(f"`{name}` is a parameter, given `{ast.unparse(argument[0])}`")
         if not found and not hasattr(builtins, own) and own not in ("__file__", "__name__"):
-            raise UnreadableError(f"where `{name}` is from cannot be seen")
+            raise UnclearScriptError(f"where `{name}` is from cannot be seen")
         if own != name:
-            raise UnreadableError(f"`{name}` is called `{own}` where it is made")
+            raise UnclearScriptError(f"`{name}` is called `{own}` where it is made")
         if not found:
             return []
         if any(isinstance(one, _LOOPS) for one in found):
-            raise UnreadableError(f"`{name}` is set in a loop")
+            raise UnclearScriptError(f"`{name}` is set in a loop")
         if any(isinstance(one, (*_DEFINITIONS, ast.Import, ast.ImportFrom)) for one in found):
             return [(one, at) for one in found]
         return [(one, at) for one in (*found, *self.changes(own, at))]
@@ -157,14 +157,14 @@ class Script:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == scope.name
         ]
         if len(calls) != 1:
-            raise UnreadableError(f"`{scope.name}` is called in {len(calls)} places, so that `{name}` is unknown")
+            raise UnclearScriptError(f"`{scope.name}` is called in {len(calls)} places, so that `{name}` is unknown")
         (call, at), position = calls[0], parameters.index(name) if name in parameters else len(parameters)
         given = {one.arg: one.value for one in call.keywords}
         if name in given or position < len(call.args):
             return given.get(name) or call.args[position], at
         defaults = dict(zip(parameters[::-1], scope.args.defaults[::-1], strict=False))
         if name not in defaults:
-            raise UnreadableError(f"what `{scope.name}` is given as `{name}` cannot be seen")
+            raise UnclearScriptError(f"what `{scope.name}` is given as `{name}` cannot be seen")
         return defaults[name], None
 
 

@@ -28,7 +28,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-class Evaluation:
+class Evaluator:
     """Evaluates batches, and sees whether a graph is built for a backward that never comes.
 
     Args:

@@ -251,7 +251,7 @@ class GuardedProcess:
 
 
 @contextmanager
-def channel_to_child(stop: CancelToken | None = None) -> Iterator[tuple[Channel, tuple[int, int]]]:
+def channel_to_child(stop: CancelToken | None = None) -> Iterator[tuple[WorkerChannel, tuple[int, int]]]:
     """Make a channel to a process that is started in the block.
 
     Args:
@@ -262,7 +262,7 @@ def channel_to_child(stop: CancelToken | None = None) -> Iterator[tuple[Channel,
     """
     questions_read, questions_write = os.pipe()
     answers_read, answers_write = os.pipe()
-    channel = Channel(answers_read, questions_write, stop)
+    channel = WorkerChannel(answers_read, questions_write, stop)
     try:
         yield channel, (questions_read, answers_write)
     except BaseException:
@@ -318,7 +318,7 @@ class CancelToken:
 
 
 Message = dict[str, Any]
-"""One JSON object, as `Channel` carries it."""
+"""One JSON object, as `WorkerChannel` carries it."""
 
 
 class ChannelClosedError(Exception):
@@ -329,7 +329,7 @@ class ChannelTimeoutError(Exception):
     """Nothing came in time."""
 
 
-class Channel:
+class WorkerChannel:
     """A pair of pipe ends that carry one JSON object a line.
 
     Args:

@@ -33,7 +33,7 @@ from oomdoctor.trial.device import (
     workspace_retries,
     workspaces_given_up,
 )
-from oomdoctor.trial.evaluation import Evaluation, evaluating
+from oomdoctor.trial.evaluation import Evaluator, evaluating
 from oomdoctor.trial.generation import GenerationLoop
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.step import checked_batch, loss_of
@@ -275,7 +275,7 @@ def _classified(setup: TrialSetup, error: BaseException, evidence: Evidence) -> 
 
 _PARTS: Final = {
     checked_batch.__code__: "`make_batch`",
-    Evaluation.run.__code__: "the evaluation",
+    Evaluator.run.__code__: "the evaluation",
     GenerationLoop.prefill.__code__: "the prefill",
     GenerationLoop.decode.__code__: "the decoding",
 }
@@ -328,7 +328,7 @@ class _Between:
     def __init__(self, setup: TrialSetup, question: RunTrial) -> None:
         self._setup = setup
         self._micro_batch = (setup.variant.evaluation and setup.variant.evaluation.micro_batch) or question.micro_batch
-        self._evaluation = Evaluation(setup, without_graph=question.without_graph)
+        self._evaluation = Evaluator(setup, without_graph=question.without_graph)
 
     def evaluate(self, training: _Training, iteration: int) -> None:
         """Evaluate two batches, the second while the output of the first is alive."""
@@ -347,7 +347,7 @@ def _evaluate(setup: TrialSetup, training: _Training, question: RunTrial) -> Non
     """Evaluate batch after batch; as in a loop, the last one's output is alive while the next is evaluated."""
     if setup.places_model:
         setup.placement.place(setup.model, setup.device)
-    evaluation = Evaluation(setup, without_graph=question.without_graph)
+    evaluation = Evaluator(setup, without_graph=question.without_graph)
     meter, batch, output = training.meter, None, None
     started = time.monotonic()
     with evaluating(setup.model):

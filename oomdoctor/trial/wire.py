@@ -15,7 +15,7 @@ from oomdoctor.trial.worker_answers import Died
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oomdoctor.trial.process import Channel, Message
+    from oomdoctor.trial.process import Message, WorkerChannel
     from oomdoctor.trial.protocol import Question
 
 PROTOCOL_VERSION: Final = 1
@@ -25,7 +25,7 @@ _QUESTIONS: Final[Mapping[str, type[AnyQuestion]]] = {kind.__name__: kind for ki
 _ANSWERS: Final[Mapping[str, type[AnyAnswer]]] = {kind.__name__: kind for kind in get_args(AnyAnswer)}
 
 
-def send(channel: Channel, message: Question[object] | AnyAnswer) -> None:
+def send(channel: WorkerChannel, message: Question[object] | AnyAnswer) -> None:
     """Write one message.
 
     Raises ChannelClosedError where the other side is gone.
@@ -33,7 +33,7 @@ def send(channel: Channel, message: Question[object] | AnyAnswer) -> None:
     channel.send({"version": PROTOCOL_VERSION, "kind": type(message).__name__, "fields": encode(message)})
 
 
-def receive_answer(channel: Channel, timeout_seconds: float) -> AnyAnswer:
+def receive_answer(channel: WorkerChannel, timeout_seconds: float) -> AnyAnswer:
     """Read the worker's next message.
 
     Raises:
@@ -48,7 +48,7 @@ def receive_answer(channel: Channel, timeout_seconds: float) -> AnyAnswer:
     return _message(_ANSWERS, data)
 
 
-def receive_question(channel: Channel) -> AnyQuestion:
+def receive_question(channel: WorkerChannel) -> AnyQuestion:
     """Read the parent's next message.
 
     Raises:

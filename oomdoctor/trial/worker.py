@@ -58,7 +58,7 @@ from oomdoctor.trial.loading import build_on_host, check_batches, place_model
 from oomdoctor.trial.lone_rank import RankOfFile, check_ranks
 from oomdoctor.trial.meters import WorkerMeter
 from oomdoctor.trial.placement import Placement, Replicas
-from oomdoctor.trial.process import Channel, ChannelClosedError, die_with_parent
+from oomdoctor.trial.process import ChannelClosedError, WorkerChannel, die_with_parent
 from oomdoctor.trial.process_state import ProcessState, gives_back_all
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
@@ -130,11 +130,11 @@ def main(arguments: list[str]) -> int:
     """Answer questions from the pipes until the parent closes them."""
     die_with_parent()
     gc.freeze()  # torch has a million objects, which each collection would go through
-    serve(Channel(int(arguments[0]), int(arguments[1])))
+    serve(WorkerChannel(int(arguments[0]), int(arguments[1])))
     return 0
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: WorkerChannel) -> None:
     """Answer questions until the parent closes the channel."""
     null_gpu.begin()
     kernel_timing.watch()

@@ -31,7 +31,7 @@ _LEARNING_RATE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AccumulatedStep:
     """What one optimizer step accumulated.
 
     Attributes:
@@ -132,7 +132,7 @@ class Laboratory:
                 tensor.copy_(first)
         self.model.zero_grad(set_to_none=True)
 
-    def run(self, parts: Sequence[Batch], weights: Sequence[float], *, seed: int = 0) -> Run:
+    def run(self, parts: Sequence[Batch], weights: Sequence[float], *, seed: int = 0) -> AccumulatedStep:
         """Accumulate the gradients of weighted micro-batches from the first state.
 
         Args:
@@ -183,7 +183,7 @@ class Laboratory:
         if mode.counts_drawn:
             self.not_replaced.setdefault("a random mask decides how many values a mean is over, and its draws")
 
-    def _finished(self, losses: list[float]) -> Run:
+    def _finished(self, losses: list[float]) -> AccumulatedStep:
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else _dense(parameter.grad).clone()
             for parameter in self.parameters
@@ -192,7 +192,9 @@ class Laboratory:
             name: buffer.detach().clone() for name, buffer in self.model.named_buffers() if buffer.is_floating_point()
         }
         torch.optim.SGD(self.parameters, lr=_LEARNING_RATE).step()
-        return Run(gradients, losses, buffers, [parameter.detach().clone() for parameter in self.parameters])
+        return AccumulatedStep(
+            gradients, losses, buffers, [parameter.detach().clone() for parameter in self.parameters]
+        )
 
 
 def _shifted(tensor: torch.Tensor) -> torch.Tensor:

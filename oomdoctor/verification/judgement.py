@@ -18,7 +18,7 @@ from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyCauseId, VerifyResult
 from oomdoctor.verification.counts import Count, LabelLosses, candidates, list_size
 from oomdoctor.verification.coupling import Coupling, find_coupling
-from oomdoctor.verification.gradients import Run, distance, fitted_weights, weighted_sum
+from oomdoctor.verification.gradients import AccumulatedStep, distance, fitted_weights, weighted_sum
 from oomdoctor.verification.remedies import REMEDIES, normalisation_remedy, weighting_remedy
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ class Judge:
 
     # --- runs --------------------------------------------------------------------------------------------------------
 
-    def _whole(self, *, seed: int = 0) -> Run:
+    def _whole(self, *, seed: int = 0) -> AccumulatedStep:
         return self._laboratory.run([self._laboratory.batch], [1.0], seed=seed)
 
-    def _drawn(self, *, seed: int) -> Run:
+    def _drawn(self, *, seed: int) -> AccumulatedStep:
         """Run the whole batch with random numbers as they are drawn."""
         self._laboratory.expected = False
         try:
@@ -159,7 +159,7 @@ class Judge:
         steps = len(self._sizes[0])
         return [1 / steps] * steps if best is None else best.errors[0].weights
 
-    def _reversed_error(self, whole: Run) -> float | None:
+    def _reversed_error(self, whole: AccumulatedStep) -> float | None:
         if self._laboratory.has_lists:
             return None
         samples = self._laboratory.samples
@@ -218,7 +218,7 @@ class Judge:
 
     # --- causes ------------------------------------------------------------------------------------------------------
 
-    def _judge_state(self, accumulated: Run, apart: Gradients) -> None:
+    def _judge_state(self, accumulated: AccumulatedStep, apart: Gradients) -> None:
         """See whether a micro-batch leaves something behind for the next one, which `apart` was without."""
         error = distance(accumulated.gradients, apart)
         if error > self._tolerance:
@@ -244,7 +244,7 @@ class Judge:
     def _is_drawn(self) -> bool:
         return any(cause.id == "random_draws" for cause in self._causes)
 
-    def _changed_buffers(self, accumulated: Run, whole: Run) -> tuple[str, ...]:
+    def _changed_buffers(self, accumulated: AccumulatedStep, whole: AccumulatedStep) -> tuple[str, ...]:
         return tuple(
             name
             for name, value in accumulated.buffers.items()
@@ -325,7 +325,7 @@ class Judge:
             return "equal_if_weighted"
         return "random_only" if random_error > self._tolerance else "equal"
 
-    def _weights_error(self, accumulated: Run, whole: Run) -> float:
+    def _weights_error(self, accumulated: AccumulatedStep, whole: AccumulatedStep) -> float:
         self._laboratory.restore()
         before = [parameter.detach() for parameter in self._laboratory.parameters]
         changes = [
@@ -363,7 +363,7 @@ class Judge:
         return code if name is None else code.replace("class_weights[", f"model.{name}[")
 
 
-def _check_gradients(expected: Run, drawn: Run) -> None:
+def _check_gradients(expected: AccumulatedStep, drawn: AccumulatedStep) -> None:
     """See that there are gradients to compare.
 
     Raises:

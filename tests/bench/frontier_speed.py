@@ -18,7 +18,7 @@ from measuring import RESULTS, machine, save
 from trace_speed import IMPORT, OOMDOCTOR, seconds_of
 
 from oomdoctor.engines.installed import find_torch
-from oomdoctor.multi_card.pool import Case, StagedProgress, probe_all
+from oomdoctor.multi_card.pool import PooledProbe, StagedProgress, probe_all
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import build_request
 from oomdoctor.trial.answer import ProbeRun
@@ -48,7 +48,7 @@ def of_files() -> list[list[int]]:
         for length in LENGTHS:
             path = Path(name) / f"gpt2_{length}.py"
             path.write_text(source.replace(_CONSTANT, f"CONTEXT = {length}"), encoding="utf-8")
-            cases.append(Case(path.name, replace(build_request(path, gpu=GPU), profiles=False)))
+            cases.append(PooledProbe(path.name, replace(build_request(path, gpu=GPU), profiles=False)))
         answers = probe_all(cases, StagedProgress(SilentProgress(), len(cases)), jobs=2)
     sizes = [answer.result.micro_batch for answer in answers if isinstance(answer, ProbeRun)]
     return [[length, size.maximum, size.recommended] for length, size in zip(LENGTHS, sizes, strict=True)]

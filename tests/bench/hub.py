@@ -23,7 +23,7 @@ from hub_by_hand import BY_HAND
 from measuring import RESULTS, machine, save
 
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.multi_card.pool import Answer, Case, probe_all
+from oomdoctor.multi_card.pool import Answer, PooledProbe, probe_all
 from oomdoctor.request import build_request
 from oomdoctor.results import Outcome
 
@@ -103,10 +103,10 @@ class Progress:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    def started(self, case: Case) -> None:
+    def started(self, case: PooledProbe) -> None:
         """Pass over it."""
 
-    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+    def finished(self, case: PooledProbe, answer: Answer, *, seconds: float) -> None:
         """Keep the seconds, and print how it ended."""
         self.seconds[case.name] = round(seconds, 1)
         print(f"{case.name}: {findings(answer)['maximum'] or answer}, {seconds:.1f} s", flush=True)
@@ -125,7 +125,7 @@ def findings(answer: Answer) -> dict[str, Any]:
     return {"maximum": sizes.maximum, "recommended": sizes.recommended, "peak_bytes": peaks}
 
 
-def cases_in(folder: Path, words: str) -> list[Case]:
+def cases_in(folder: Path, words: str) -> list[PooledProbe]:
     """Return every target with these letters in its name, and the files that are written by hand."""
     targets = [
         *(f"timm:{name}" for name in TIMM),
@@ -142,7 +142,7 @@ def cases_in(folder: Path, words: str) -> list[Case]:
             (folder / f"by_hand_{place}.py").write_text(BY_HAND[target], encoding="utf-8")
     question = {"gpu": "rtx-4090", "memory": CAPACITY, "directory": folder, "engine": "null"}
     return [
-        Case(name, replace(build_request(target, **question), profiles=False))  # type: ignore[arg-type]
+        PooledProbe(name, replace(build_request(target, **question), profiles=False))  # type: ignore[arg-type]
         for name, target in named.items()
     ]
 

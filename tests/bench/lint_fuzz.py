@@ -25,7 +25,7 @@ from measuring import RESULTS, machine, save
 
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.lint.engine import lint
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import LintSettings
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -44,7 +44,7 @@ Job = int | str
 def run(job: Job, more: tuple[str, ...]) -> Counter[str]:
     """Lint one input; what came of it, counted."""
     name, data = ("script.py", GIANTS[job]().encode()) if isinstance(job, str) else mutated(job, more)
-    settings = Settings(stdin_filename=name)
+    settings = LintSettings(stdin_filename=name)
     try:
         result = lint(["-"], settings, io.BytesIO(data)).result
     except OomdoctorError:

@@ -22,7 +22,7 @@ from measuring import RESULTS, machine, save
 
 from oomdoctor.lint.engine import lint
 from oomdoctor.lint.rules import ALL
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import LintSettings
 
 if TYPE_CHECKING:
     from lint_projects import InstalledProject
@@ -65,7 +65,7 @@ def findings(project: InstalledProject) -> tuple[tuple[Finding, ...], dict[str, 
     here = Path.cwd()
     os.chdir(project.folder)
     try:
-        result = lint(["."], Settings(root=Path.cwd())).result
+        result = lint(["."], LintSettings(root=Path.cwd())).result
     finally:
         os.chdir(here)
     looked_at = {"files": result.files, "lines": result.lines, "unreadable": len(result.unreadable)}

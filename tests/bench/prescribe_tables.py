@@ -29,7 +29,7 @@ from prescribe_edits import Edit
 from prescribe_models import MODELS, Model
 
 import oomdoctor
-from oomdoctor.multi_card.pool import Case, StagedProgress, probe_all
+from oomdoctor.multi_card.pool import PooledProbe, StagedProgress, probe_all
 from oomdoctor.progress import SilentProgress
 from oomdoctor.remedies.catalogue import BY_ID, REMEDIES
 from oomdoctor.request import build_request
@@ -168,7 +168,7 @@ def _by_hand(model: Model, asked: list[str], folder: Path) -> list[Answer]:
             capacity=model.capacity,
             precision=precision,
         )
-        cases.append(Case(remedy, replace(request, profiles=False)))
+        cases.append(PooledProbe(remedy, replace(request, profiles=False)))
     return probe_all(cases, StagedProgress(SilentProgress(), len(cases)), jobs=JOBS)
 
 

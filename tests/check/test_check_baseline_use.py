@@ -12,10 +12,10 @@ from targets_for_tests import write_target
 
 from oomdoctor.check.baseline.file import NAME, read_baseline
 from oomdoctor.check.entries import Entry
-from oomdoctor.check.runner import Check, Plan, check
+from oomdoctor.check.runner import Check, CheckPlan, check
 from oomdoctor.errors import UsageError
 from oomdoctor.progress import SilentProgress
-from oomdoctor.report.progress import CheckProgress
+from oomdoctor.report.progress import CheckProgressLines
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import CheckedEntry, LimitName, MicroBatch, Verdict
 from oomdoctor.trial.answer import ProbeRun
@@ -57,9 +57,9 @@ def run(answer: ProbeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
     monkeypatch.chdir(tmp_path)
 
     def run(*entries: Entry, update: bool = False, is_whole: bool = True, **others: Any) -> Check:
-        plan = Plan("oomdoctor.toml", entries, NAME, update, is_whole)
+        plan = CheckPlan("oomdoctor.toml", entries, NAME, update, is_whole)
         cache: Any = Answers(others.get("answer", answer), others.get("asked", []))
-        return check(plan, CheckProgress(quiet=True), jobs=1, cache=cache)
+        return check(plan, CheckProgressLines(quiet=True), jobs=1, cache=cache)
 
     return run
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from oomdoctor.agent.allocator_blocks import AllocationTrace, pack, unpack
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
-from oomdoctor.engines.allocator.settings import NEWEST, Settings
+from oomdoctor.engines.allocator.settings import NEWEST, AllocatorSettings
 from oomdoctor.units import MIB
 
-CARD = SimulatedCard(1000 * MIB, 200 * MIB, 800 * MIB, Settings(), NEWEST)
+CARD = SimulatedCard(1000 * MIB, 200 * MIB, 800 * MIB, AllocatorSettings(), NEWEST)
 
 
 def _step(micro_batch: int) -> AllocationTrace:
@@ -25,7 +25,7 @@ def _step(micro_batch: int) -> AllocationTrace:
 def test_the_largest_size_is_that_which_the_card_has_room_for() -> None:
     """800 MiB hold 100 MiB of weights and 233 samples of 3 MiB, in whole pages; a card of half the room holds fewer."""
     traces = {size: _step(size) for size in (4, 50)}
-    half = SimulatedCard(1000 * MIB, 200 * MIB, 400 * MIB, Settings(), NEWEST)
+    half = SimulatedCard(1000 * MIB, 200 * MIB, 400 * MIB, AllocatorSettings(), NEWEST)
 
     assert largest_simulated(traces, 50, 10_000, CARD, retries=True) == 233
     assert largest_simulated(traces, 50, 10_000, half, retries=True) == 100

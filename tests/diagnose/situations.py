@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oomdoctor.diagnose.evidence import Case, Event, Message, Situation, Window
+from oomdoctor.diagnose.evidence import ErrorEvidence, JudgedEvidence, Message, Situation, Window
 from oomdoctor.results import (
     Category,
     CategoryBytes,
@@ -72,8 +72,8 @@ def situation(  # noqa: PLR0913 - one parameter a fact
     )
     window = Window("train.log", len(lines) + 1, None, (*lines, text), len(lines), step=step)
     message = Message(kind, is_oom, device, text, facts, len(lines), len(lines))
-    event = Event(window, message, frames)
-    return Situation(Case(("train.log",), (event,), **case), event)
+    event = ErrorEvidence(window, message, frames)
+    return Situation(JudgedEvidence(("train.log",), (event,), **case), event)
 
 
 def full(**changes: Any) -> Situation:

@@ -12,7 +12,7 @@ from situations import full, gib, situation, snapshot, trend, with_facts
 
 from oomdoctor.agent.oom_errors import table
 from oomdoctor.diagnose.diagnose import CAUSE_RULES, find_causes
-from oomdoctor.diagnose.evidence import Case, Situation
+from oomdoctor.diagnose.evidence import JudgedEvidence, Situation
 from oomdoctor.diagnose.remedies import choose_remedies
 from oomdoctor.results import (
     Category,
@@ -430,14 +430,14 @@ def test_rules_are_listed_once() -> None:
 
 def test_empty_case() -> None:
     """Without any error and snapshot there is nothing to judge by."""
-    assert find_causes(Situation(Case(()), None)) == ()
+    assert find_causes(Situation(JudgedEvidence(()), None)) == ()
 
 
 def test_a_snapshot_of_a_program_that_went_on_is_no_failure() -> None:
     """Where nothing ran out, what fills the memory is shown and not blamed; only growth is a cause."""
-    assert find_causes(Situation(Case((), snapshots=(snapshot(weights=20.0),)), None)) == ()
+    assert find_causes(Situation(JudgedEvidence((), snapshots=(snapshot(weights=20.0),)), None)) == ()
     line = GrowingLine(SourceLine("train.py", 12, "main"), Category.ACTIVATIONS, 1, 9, 1, 9)
-    grown = Situation(Case((), snapshots=(snapshot(activations=9.0, growing=(line,)),)), None)
+    grown = Situation(JudgedEvidence((), snapshots=(snapshot(activations=9.0, growing=(line,)),)), None)
     assert [cause.id for cause in find_causes(grown)] == [CauseId.LEAK_ACROSS_STEPS]
 
 

@@ -10,7 +10,7 @@ import pytest
 from oomdoctor.lint.engine import check_module, lint, position_of_hit
 from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import LintSettings
 
 CLEAN = Path(__file__).parent / "clean"
 SCRIPTS = sorted(CLEAN.glob("*.py"))
@@ -77,7 +77,7 @@ def test_nothing_false_is_found_in_pytorch_itself(room: str) -> None:
     assert spec is not None
     assert spec.origin is not None
     package = Path(spec.origin).parent
-    result = lint([str(package / room)], Settings(root=package)).result
+    result = lint([str(package / room)], LintSettings(root=package)).result
     found = {(Path(one.path).relative_to(package).as_posix(), one.code, one.source.strip()) for one in result.findings}
     assert found <= set(IN_TORCH)
     assert result.lines > 1_000

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from oomdoctor.errors import UsageError
 from oomdoctor.lint.discovery import SKIPPED_FOLDERS, discover
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import LintSettings
 
 NEEDS_GIT = pytest.mark.skipif(shutil.which("git") is None, reason="compares with git")
 
@@ -31,7 +31,7 @@ def make(root: Path, *names: str) -> None:
 
 def found(*arguments: str, **options: object) -> list[str]:
     """What the files are called."""
-    return [file.shown for file in discover(arguments or (".",), Settings(**options)).files]  # type: ignore[arg-type]
+    return [file.shown for file in discover(arguments or (".",), LintSettings(**options)).files]  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_what_is_ignored_is_what_git_ignores(
         ["git", "ls-files", "--others", "--exclude-standard", "-z", "*.py"],
         cwd=root, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    ours = discover([str(root)], Settings()).files
+    ours = discover([str(root)], LintSettings()).files
     assert {str(file.path) for file in ours} == {str(root / name) for name in listed.stdout.split("\0") if name}
 
 
@@ -206,7 +206,7 @@ def test_names_that_are_not_text_are_shown_as_bytes(here: Path) -> None:
     """A file's name need not be UTF-8; it is opened by its own name all the same."""
     name = os.fsdecode(b"caf\xe9.py")
     (here / name).write_text("import torch\n")
-    (file,) = discover(["."], Settings()).files
+    (file,) = discover(["."], LintSettings()).files
     assert file.shown == r"caf\xe9.py"
     assert file.path is not None
     assert file.path.read_text() == "import torch\n"
@@ -250,7 +250,7 @@ def test_a_folder_that_may_not_be_listed_is_reported(monkeypatch: pytest.MonkeyP
 
 
 def _reports_a_closed_folder() -> bool:
-    result = discover(["."], Settings())
+    result = discover(["."], LintSettings())
     problems = [(one.path, one.problem) for one in result.unreadable]
     fits = [file.shown for file in result.files] == ["open/b.py"]
     return fits and problems == [("closed", "cannot be listed: Permission denied")] and _refuses_a_closed_folder()
@@ -258,7 +258,7 @@ def _reports_a_closed_folder() -> bool:
 
 def _refuses_a_closed_folder() -> bool:
     try:
-        discover(["open", "closed"], Settings())
+        discover(["open", "closed"], LintSettings())
     except UsageError as error:
         return error.message == "`closed` cannot be listed: Permission denied" and error.hint is not None
     return False

@@ -16,7 +16,7 @@ import pytest
 from oomdoctor.errors import UsageError
 from oomdoctor.lint.engine import LintRun, lint
 from oomdoctor.lint.rule import Hit, Rule, Subject
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import LintSettings
 from oomdoctor.lint.source import Edit, UnreadableError, resolved
 from oomdoctor.results.lint import Concern, Finding, Severity, Unreadable
 
@@ -50,7 +50,7 @@ def run(*paths: str, stdin: bytes | None = None, rules: tuple[Rule, ...] = RULES
     """Lint with the rules of the tests."""
     overlay = options.pop("overlay", None)
     given = None if stdin is None else io.BytesIO(stdin)
-    return lint(paths or (".",), Settings(**options), given, overlay=overlay, rules=rules)  # type: ignore[arg-type]
+    return lint(paths or (".",), LintSettings(**options), given, overlay=overlay, rules=rules)  # type: ignore[arg-type]
 
 
 def places(linted: LintRun) -> list[tuple[str, int, int, str]]:

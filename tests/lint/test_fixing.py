@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from oomdoctor.lint.engine import LintRun, lint
 from oomdoctor.lint.fixing import MOST_PASSES, FixRun, fix, write
 from oomdoctor.lint.rule import Hit, Rule, Subject
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import LintSettings
 from oomdoctor.lint.source import Edit
 from oomdoctor.results import Concern, Severity
 
@@ -49,7 +49,7 @@ def fixed(root: Path, *rules: Rule, paths: tuple[str, ...] = (".",)) -> FixRun:
 
     def ask(overlay: Mapping[Path | None, bytes]) -> LintRun:
         files = {path: data for path, data in overlay.items() if path is not None}
-        return lint(paths, Settings(root=root), BytesIO(overlay.get(None, b"")), overlay=files, rules=rules)
+        return lint(paths, LintSettings(root=root), BytesIO(overlay.get(None, b"")), overlay=files, rules=rules)
 
     fixing = fix(ask)
     write(fixing, ask)
@@ -184,7 +184,7 @@ def test_standard_input_is_fixed_in_memory(folder: Path) -> None:
     """The new content of standard input is there to be printed."""
 
     def ask(overlay: Mapping[Path | None, bytes]) -> LintRun:
-        return lint(["-"], Settings(root=folder), BytesIO(overlay.get(None, HEAD.encode() + b"bad\n")), rules=[BAD])
+        return lint(["-"], LintSettings(root=folder), BytesIO(overlay.get(None, HEAD.encode() + b"bad\n")), rules=[BAD])
 
     fixing = fix(ask)
     write(fixing, ask)
@@ -265,7 +265,7 @@ def test_what_was_changed_meanwhile_is_left_alone(folder: Path) -> None:
 
     def ask(overlay: Mapping[Path | None, bytes]) -> LintRun:
         files = {path: data for path, data in overlay.items() if path is not None}
-        return lint(["."], Settings(root=folder), overlay=files, rules=[BAD])
+        return lint(["."], LintSettings(root=folder), overlay=files, rules=[BAD])
 
     fixing = fix(ask)
     (folder / "x.py").write_text("mine\n")

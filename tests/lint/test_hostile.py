@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lint_mutations import GIANTS, PIECES, mutated, seeds
 
 from oomdoctor.lint.engine import lint
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import LintSettings
 from oomdoctor.results import LintResult
 
 LIMIT_SECONDS = 5.0
@@ -24,7 +24,7 @@ relaxed = settings(max_examples=40, deadline=None, suppress_health_check=[Health
 
 def linted(data: bytes, name: str = "script.py") -> LintResult:
     """What lint says of these bytes."""
-    return lint(["-"], Settings(stdin_filename=name), io.BytesIO(data)).result
+    return lint(["-"], LintSettings(stdin_filename=name), io.BytesIO(data)).result
 
 
 def seconds(data: bytes, name: str = "script.py") -> float:

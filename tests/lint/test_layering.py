@@ -12,7 +12,7 @@ from oomdoctor.config.layers import Layer
 from oomdoctor.config.schema import LintTable
 from oomdoctor.errors import UsageError
 from oomdoctor.lint.rule import Rule
-from oomdoctor.lint.settings import Settings, check_selection, selected, with_rules
+from oomdoctor.lint.settings import LintSettings, check_selection, selected, with_rules
 from oomdoctor.results import Concern, Severity
 
 
@@ -45,7 +45,7 @@ _tables = st.builds(LintTable, select=st.none() | _words, ignore=st.none() | _wo
 def on(*said: LintTable) -> list[str]:
     """Codes that are on after these sources, the weakest first, without their first three letters."""
     layers = [Layer.of(each, f"source {index}") for index, each in enumerate(said)]
-    return [each.code[3:] for each in selected(RULES, with_rules(Settings(), RULES, layers))]
+    return [each.code[3:] for each in selected(RULES, with_rules(LintSettings(), RULES, layers))]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_selection_forgets_what_was_before(before: list[LintTable], last: Lint
 @given(_tables)
 def test_one_source_is_as_selection_has_it(said: LintTable) -> None:
     """A single source selects what the same words select by themselves."""
-    settings = Settings(select=said.select or (), ignore=said.ignore or (), extend_select=said.extend_select or ())
+    settings = LintSettings(select=said.select or (), ignore=said.ignore or (), extend_select=said.extend_select or ())
     if said.select != ():
         assert on(said) == [each.code[3:] for each in selected(RULES, settings)]
 
@@ -103,7 +103,7 @@ def test_one_source_is_as_selection_has_it(said: LintTable) -> None:
 def test_an_empty_selection_is_refused(said: list[LintTable], *, is_refused: bool) -> None:
     """Where it leaves no rule on; that all are ignored is somebody's wish."""
     layers = [Layer.of(table, f"source {number}") for number, table in enumerate(said)]
-    settings = with_rules(Settings(), RULES, layers)
+    settings = with_rules(LintSettings(), RULES, layers)
     with pytest.raises(UsageError, match="no rule is selected: `select` of source") if is_refused else nullcontext():
         check_selection(settings, layers)
 

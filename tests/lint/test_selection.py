@@ -6,7 +6,7 @@ import pytest
 
 from oomdoctor.errors import UsageError
 from oomdoctor.lint.rule import Rule
-from oomdoctor.lint.settings import Settings, matching, selected
+from oomdoctor.lint.settings import LintSettings, matching, selected
 from oomdoctor.results.lint import Concern, Severity
 
 
@@ -48,7 +48,7 @@ RULES = (
 )
 def test_the_more_specific_word_counts(select: list[str], ignore: list[str], extend: list[str], on: str) -> None:
     """Of two words as specific as each other, the one that ignores does."""
-    settings = Settings(select=tuple(select), ignore=tuple(ignore), extend_select=tuple(extend))
+    settings = LintSettings(select=tuple(select), ignore=tuple(ignore), extend_select=tuple(extend))
     assert [rule.code.removeprefix("OOM") for rule in selected(RULES, settings)] == on.split()
 
 
@@ -71,7 +71,7 @@ CODES = "codes are `OOM101` to `OOM111`, `OOM201`; `oomdoctor rule --all` lists 
 def test_an_unknown_word_is_answered_with_the_nearest(word: str, hint: str | None, where: str) -> None:
     """Wherever it stands."""
     with pytest.raises(UsageError, match=f"no such rule: `{word}`") as caught:
-        selected(RULES, Settings(**{where: (word,)}))  # type: ignore[arg-type]
+        selected(RULES, LintSettings(**{where: (word,)}))  # type: ignore[arg-type]
     assert hint is None or caught.value.hint == hint
 
 

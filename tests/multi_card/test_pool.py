@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from oomdoctor.errors import TargetError
-from oomdoctor.multi_card.pool import Answer, Case, cases_of, probe_all
+from oomdoctor.multi_card.pool import Answer, PooledProbe, cases_of, probe_all
 from oomdoctor.request import ProbeRequest, build_variant
 from oomdoctor.trial.parallel import default_jobs, run_all
 from oomdoctor.trial.process import CancelToken
@@ -120,10 +120,10 @@ class Told:
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-    def started(self, case: Case) -> None:
+    def started(self, case: PooledProbe) -> None:
         """Pass over it."""
 
-    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+    def finished(self, case: PooledProbe, answer: Answer, *, seconds: float) -> None:
         """Note it."""
         assert seconds >= 0
         assert isinstance(answer, TargetError)
@@ -133,7 +133,7 @@ class Told:
 @pytest.mark.parametrize("pool", [ThreadPoolExecutor, ProcessPoolExecutor])
 def test_probes_run_in_any_executor(pool: type[Executor], tmp_path: Path) -> None:
     """One with the interface of `concurrent.futures` runs each case, in another process too; errors are answers."""
-    cases = [Case(name, ProbeRequest(f"{name}.py", tmp_path, target_batch=8, gpu="t4")) for name in ("a", "b")]
+    cases = [PooledProbe(name, ProbeRequest(f"{name}.py", tmp_path, target_batch=8, gpu="t4")) for name in ("a", "b")]
     told = Told()
     with pool() as executor:
         answers = probe_all(cases, told, jobs=1, executor=executor)

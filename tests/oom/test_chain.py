@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomdoctor.agent.oom_errors import table, walk_chain
-from oomdoctor.oom.classifier import Evidence, Verdict, classify, classify_text
+from oomdoctor.oom.classifier import Classification, Evidence, classify, classify_text
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, MIB
 
@@ -201,7 +201,7 @@ def test_any_chain_gets_a_verdict(texts: list[str], types: type[BaseException], 
         outer.__context__ = error
         error = outer
     verdict = classify(error, evidence)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, Classification)
     assert verdict.outcome is not Outcome.FITS
     assert verdict.reason
     assert verdict.row is None or verdict.reason.startswith(verdict.row.reason)
@@ -244,7 +244,7 @@ class TestRealErrors:
     def test_a_real_shape_mismatch_is_a_failure(self) -> None:
         """The most common bug is not hidden by a full card."""
         error = raised(lambda: self.torch.ones(2, 3) @ self.torch.ones(4, 5))
-        assert classify(error, FULL) == Verdict(
+        assert classify(error, FULL) == Classification(
             Outcome.FAILED, None, "`RuntimeError` is no error that a lack of memory is known to cause"
         )
 

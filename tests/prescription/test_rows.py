@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from oomdoctor.errors import NoAnswerError
-from oomdoctor.multi_card.pool import Case
+from oomdoctor.multi_card.pool import PooledProbe
 from oomdoctor.prescription import measuring
 from oomdoctor.prescription.measuring import Measuring, price
 from oomdoctor.prescription.run import program_source
 from oomdoctor.progress import SilentProgress
-from oomdoctor.remedies.catalogue import Remedy, remedy
+from oomdoctor.remedies.catalogue import KnownRemedy, remedy
 from oomdoctor.request import build_request
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.prescribe import StepCost
 from oomdoctor.target.reference import parse_reference
 
 
-def answered(case: Case, *_: object) -> Any:
+def answered(case: PooledProbe, *_: object) -> Any:
     """A probe whose step has half the operations with any remedy, as where kernels hide them."""
     cost = StepCost(4, 50 if case.name else 100, 50 if case.name else 100)
     sizes = SimpleNamespace(maximum=4, recommended=4, limited_by="memory")
@@ -33,7 +33,7 @@ def answered(case: Case, *_: object) -> Any:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Measuring:
     """A measuring whose target as it is was probed."""
     monkeypatch.setattr(measuring, "probe_case", answered)
-    monkeypatch.setattr(Remedy, "missing", None)
+    monkeypatch.setattr(KnownRemedy, "missing", None)
     workers: Any = SimpleNamespace(start=None)
     made = Measuring(build_request("gpt2", gpu="rtx-4090"), SilentProgress(), workers, 1, 79, 80)
     made.plain()

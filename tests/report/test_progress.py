@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from oomdoctor.progress import SilentProgress
-from oomdoctor.report.progress import Bracket, LineProgress, LiveProgress, make_progress
+from oomdoctor.report.progress import LineProgress, LiveProgress, ProvenBounds, make_progress
 from oomdoctor.results import Outcome
 
 if TYPE_CHECKING:
@@ -221,13 +221,13 @@ def test_silent_progress_is_a_progress() -> None:
 )
 def test_bracket_in_words(low: int, high: int, outcomes: dict[int, Outcome], expected: str) -> None:
     """A bracket names what fits, what is unknown and what did not fit, and leaves out what is empty."""
-    assert str(Bracket(low, high, outcomes)) == expected
+    assert str(ProvenBounds(low, high, outcomes)) == expected
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from(Outcome), st.booleans()), max_size=12))
 def test_bracket_never_contradicts_itself(drawn: list[tuple[int, Outcome, bool]]) -> None:
     """Whatever trials come in whatever order, a bracket's lower end stays below its upper end."""
-    bracket = Bracket(0, 41)
+    bracket = ProvenBounds(0, 41)
     for size, outcome, whole in drawn:
         bracket.add(trial(size, outcome, allowed_bytes=CAPACITY_BYTES if whole else CAPACITY_BYTES // 2))
         assert bracket.high is None or bracket.low < bracket.high

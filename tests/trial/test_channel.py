@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.trial.process import Channel, ChannelClosedError, ChannelTimeoutError
+from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, WorkerChannel
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -20,10 +20,10 @@ JSON = st.recursive(
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[Channel, int]]:
+def pipe() -> Iterator[tuple[WorkerChannel, int]]:
     """A channel that reads from a pipe, and the pipe's other end."""
     read, write = os.pipe()
-    channel = Channel(read, os.open(os.devnull, os.O_WRONLY))
+    channel = WorkerChannel(read, os.open(os.devnull, os.O_WRONLY))
     yield channel, write
     channel.close()
 
@@ -32,7 +32,10 @@ def pipe() -> Iterator[tuple[Channel, int]]:
 def test_messages_arrive_as_they_were_sent(messages: list[dict]) -> None:
     """Whatever JSON can hold arrives in order, newlines inside texts included."""
     read, write = os.pipe()
-    sender, receiver = Channel(os.open(os.devnull, os.O_RDONLY), write), Channel(read, os.open(os.devnull, os.O_WRONLY))
+    sender, receiver = (
+        WorkerChannel(os.open(os.devnull, os.O_RDONLY), write),
+        WorkerChannel(read, os.open(os.devnull, os.O_WRONLY)),
+    )
     thread = threading.Thread(target=lambda: [sender.send(message) for message in messages])
     thread.start()
 
@@ -43,10 +46,10 @@ def test_messages_arrive_as_they_were_sent(messages: list[dict]) -> None:
     receiver.close()
 
 
-def test_a_message_larger_than_a_pipe_arrives(pipe: tuple[Channel, int]) -> None:
+def test_a_message_larger_than_a_pipe_arrives(pipe: tuple[WorkerChannel, int]) -> None:
     """A traceback of a megabyte is one message."""
     channel, write = pipe
-    sender = Channel(os.open(os.devnull, os.O_RDONLY), write)
+    sender = WorkerChannel(os.open(os.devnull, os.O_RDONLY), write)
     thread = threading.Thread(target=sender.send, args=({"text": "x" * 2**20},))
     thread.start()
 
@@ -56,7 +59,7 @@ def test_a_message_larger_than_a_pipe_arrives(pipe: tuple[Channel, int]) -> None
     sender.close()
 
 
-def test_half_a_line_is_passed_over(pipe: tuple[Channel, int]) -> None:
+def test_half_a_line_is_passed_over(pipe: tuple[WorkerChannel, int]) -> None:
     """What a dying worker left unfinished does not hide what the guardian says next."""
     channel, write = pipe
     os.write(write, b'{"event": "tri\n{"event": "died", "return_code": -11}\n')
@@ -67,7 +70,7 @@ def test_half_a_line_is_passed_over(pipe: tuple[Channel, int]) -> None:
         channel.receive(1)
 
 
-def test_silence_ends_at_the_deadline(pipe: tuple[Channel, int]) -> None:
+def test_silence_ends_at_the_deadline(pipe: tuple[WorkerChannel, int]) -> None:
     """Nothing, or half a message, within the time limit is a time-out."""
     channel, write = pipe
     os.write(write, b'{"half": ')
@@ -81,7 +84,7 @@ def test_sending_to_nobody_is_noticed() -> None:
     """A message to a process that is gone raises instead of vanishing."""
     read, write = os.pipe()
     os.close(read)
-    channel = Channel(os.open(os.devnull, os.O_RDONLY), write)
+    channel = WorkerChannel(os.open(os.devnull, os.O_RDONLY), write)
 
     with pytest.raises(ChannelClosedError):
         channel.send({"op": "trial"})

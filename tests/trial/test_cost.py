@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from oomdoctor.multi_card.pool import Case, probe_case
+from oomdoctor.multi_card.pool import PooledProbe, probe_case
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.request import build_request
 from oomdoctor.trial.answer import ProbeRun
@@ -137,7 +137,9 @@ def test_a_step_that_runs_out_while_it_is_counted_has_no_known_cost(tmp_path: Pa
     (tmp_path / "model.py").write_text(COUNTED_IN_VAIN)
     request = build_request("model.py", directory=tmp_path, gpu="rtx-4090", capacity="64MiB", target_batch=4)
     with WorkerPool(CancelToken()) as workers:
-        found = probe_case(Case("model", replace(request, profiles=False, counts_cost=True)), None, workers.start)
+        found = probe_case(
+            PooledProbe("model", replace(request, profiles=False, counts_cost=True)), None, workers.start
+        )
 
     assert isinstance(found, ProbeRun)
     assert found.result.micro_batch.maximum == 4

@@ -13,7 +13,7 @@ from oomdoctor.results import Axis, Outcome, Trial, Variant
 from oomdoctor.search.trial_source import TrialProblem
 from oomdoctor.target.reference import Reference
 from oomdoctor.trial import wire
-from oomdoctor.trial.process import Channel
+from oomdoctor.trial.process import WorkerChannel
 from oomdoctor.trial.protocol import (
     AskDevice,
     FitCard,
@@ -61,23 +61,23 @@ ANSWERS = [
 
 
 @pytest.fixture
-def channel() -> Iterator[Channel]:
+def channel() -> Iterator[WorkerChannel]:
     """A channel that reads what it sends."""
     read, write = os.pipe()
-    channel = Channel(read, write)
+    channel = WorkerChannel(read, write)
     yield channel
     channel.close()
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: type(question).__name__)
-def test_questions_arrive_as_they_were_asked(channel: Channel, question: AnyQuestion) -> None:
+def test_questions_arrive_as_they_were_asked(channel: WorkerChannel, question: AnyQuestion) -> None:
     """Each field has its type on the other side."""
     send(channel, question)
     assert receive_question(channel) == question
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
-def test_answers_arrive_as_they_were_given(channel: Channel, answer: AnyAnswer) -> None:
+def test_answers_arrive_as_they_were_given(channel: WorkerChannel, answer: AnyAnswer) -> None:
     """Each field has its type on the other side."""
     send(channel, answer)
     assert receive_answer(channel, 1) == answer
@@ -89,13 +89,13 @@ def test_a_question_knows_its_answer() -> None:
     assert answer_type(RunTrial(1, 1, 1)) is TrialDone
 
 
-def test_what_the_guardian_reports_is_an_answer(channel: Channel) -> None:
+def test_what_the_guardian_reports_is_an_answer(channel: WorkerChannel) -> None:
     """It imports nothing of the package, and writes its line by hand."""
     channel.send({"event": "died", "return_code": -9})
     assert receive_answer(channel, 1) == Died(-9)
 
 
-def test_another_version_is_refused(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused(channel: WorkerChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of another release is not believed."""
     with monkeypatch.context() as patch:
         patch.setattr(wire, "PROTOCOL_VERSION", 2)
@@ -104,7 +104,7 @@ def test_another_version_is_refused(channel: Channel, monkeypatch: pytest.Monkey
         receive_question(channel)
 
 
-def test_an_answer_is_no_question(channel: Channel) -> None:
+def test_an_answer_is_no_question(channel: WorkerChannel) -> None:
     """Each side reads only what the other may say."""
     send(channel, PredictedMax(3))
     with pytest.raises(RuntimeError, match="not a message"):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnose.snapshot.history import OLDER
-from oomdoctor.diagnose.snapshot.layout import Action
+from oomdoctor.diagnose.snapshot.layout import AllocatorAction
 from oomdoctor.diagnose.snapshot.origins import AllocationOrigin
 from oomdoctor.results import Category
 
@@ -91,7 +91,9 @@ class _Categoriser:
         self.history = history
         self.stacks = stacks
         self.until = history.moment if history.failure is not None else history.count
-        events = [(i, e) for i, e in enumerate(history.device.events) if e.action is Action.ALLOC and i < self.until]
+        events = [
+            (i, e) for i, e in enumerate(history.device.events) if e.action is AllocatorAction.ALLOC and i < self.until
+        ]
         facts = [(index, event.stack, stacks[event.stack]) for index, event in events]
         self.main = [index for index, _, stack in facts if not stack.on_engine]
         self.engine = [index for index, _, stack in facts if stack.on_engine]
@@ -302,7 +304,7 @@ def backward_callers(history: History, stacks: Sequence[StackFacts]) -> dict[int
     callers: dict[int, SourceLine] = {}
     waiting: SourceLine | None = None
     for index, event in enumerate(history.device.events):
-        if event.action not in {Action.ALLOC, Action.OOM}:
+        if event.action not in {AllocatorAction.ALLOC, AllocatorAction.OOM}:
             continue
         stack = stacks[event.stack]
         if not stack.on_engine:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnose.snapshot.history import OLDER
-from oomdoctor.diagnose.snapshot.layout import Action
+from oomdoctor.diagnose.snapshot.layout import AllocatorAction
 from oomdoctor.diagnose.snapshot.origins import is_torch
 from oomdoctor.results import (
     Category,
@@ -232,7 +232,7 @@ def step_borders(history: History, stacks: Sequence[Stack], facts: Sequence[Stac
     before: int | None = None
     backward = False
     for index, event in enumerate(history.device.events[: history.moment]):
-        if event.action is not Action.ALLOC:
+        if event.action is not AllocatorAction.ALLOC:
             continue
         if facts[event.stack].on_engine:
             backward = True

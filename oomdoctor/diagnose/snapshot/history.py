@@ -25,8 +25,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.agent.allocator_blocks import rounded_size
-from oomdoctor.diagnose.snapshot.layout import Action, BlockState
-from oomdoctor.engines.allocator.history import HeldMemory, Stretch, size_when_cut
+from oomdoctor.diagnose.snapshot.layout import AllocatorAction, BlockState
+from oomdoctor.engines.allocator.history import HeldRanges, Stretch, size_when_cut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,11 +87,11 @@ class _Pairing:
 
     def follow(self, index: int, event: TraceEvent) -> None:
         """Take one event into account."""
-        if event.action is Action.ALLOC:
+        if event.action is AllocatorAction.ALLOC:
             self._allocate(index, event)
-        elif event.action is Action.FREE_REQUESTED:
+        elif event.action is AllocatorAction.FREE_REQUESTED:
             self._free(index, event)
-        elif event.action is Action.FREE_COMPLETED:
+        elif event.action is AllocatorAction.FREE_COMPLETED:
             lifetime = self.pending.pop(event.address, None)
             if lifetime is not None:
                 lifetime.released = index
@@ -138,9 +138,9 @@ class _Pairing:
 # No program has as many; each costs a little more than the one before.
 _MOST_STRETCHES: Final = 200_000
 
-_MAPPINGS: Final = {Action.SEGMENT_MAP, Action.SEGMENT_UNMAP}
-_GROWTHS: Final = {Action.SEGMENT_ALLOC, Action.SEGMENT_MAP}
-_SHRINKAGES: Final = {Action.SEGMENT_FREE, Action.SEGMENT_UNMAP}
+_MAPPINGS: Final = {AllocatorAction.SEGMENT_MAP, AllocatorAction.SEGMENT_UNMAP}
+_GROWTHS: Final = {AllocatorAction.SEGMENT_ALLOC, AllocatorAction.SEGMENT_MAP}
+_SHRINKAGES: Final = {AllocatorAction.SEGMENT_FREE, AllocatorAction.SEGMENT_UNMAP}
 
 
 def undo_history(
@@ -157,7 +157,7 @@ def undo_history(
         Bytes held before the first event and after each, one more than there are events, and the stretches of memory
         that were held after `moment` events.
     """
-    held = HeldMemory(
+    held = HeldRanges(
         Stretch(segment.address, segment.address + segment.size, segment.stream, segment.small, segment.expandable)
         for segment in device.segments
     )
@@ -172,7 +172,7 @@ def undo_history(
         elif event.action in _SHRINKAGES:
             bytes_held += event.size
             if event.size > 0 and len(held.stretches) < _MOST_STRETCHES:
-                expandable = event.action is Action.SEGMENT_UNMAP
+                expandable = event.action is AllocatorAction.SEGMENT_UNMAP
                 end = event.address + event.size
                 held.add(Stretch(event.address, end, event.stream, small=False, expandable=expandable))
         else:
@@ -186,7 +186,7 @@ def undo_history(
 class _Sizes:
     """Addresses of the blocks in use while the history is undone."""
 
-    def __init__(self, device: DeviceSnapshot, lifetimes: Sequence[Lifetime], held: HeldMemory) -> None:
+    def __init__(self, device: DeviceSnapshot, lifetimes: Sequence[Lifetime], held: HeldRanges) -> None:
         count = len(device.events)
         self.held = held
         self.begun = {lifetime.born: lifetime for lifetime in lifetimes if OLDER < lifetime.born < count}
@@ -291,7 +291,9 @@ def replay(device: DeviceSnapshot) -> History:
 def _failed_at(device: DeviceSnapshot, lifetimes: Sequence[Lifetime]) -> int | None:
     """The last event at which memory ran out, unless the program went on allocating."""
     events = device.events
-    failed = next((index for index in range(len(events) - 1, -1, -1) if events[index].action is Action.OOM), None)
+    failed = next(
+        (index for index in range(len(events) - 1, -1, -1) if events[index].action is AllocatorAction.OOM), None
+    )
     if failed is None:
         return None
     held = sum(lifetime.size for lifetime in lifetimes if lifetime.born < failed <= lifetime.died)

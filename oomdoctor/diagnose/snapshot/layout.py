@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Action(StrEnum):
+class AllocatorAction(StrEnum):
     """Action of the allocator. Actions that newer versions add are ignored."""
 
     ALLOC = "alloc"
@@ -67,7 +67,7 @@ class TraceEvent(NamedTuple):
         private: Whether it was in a private pool, as CUDA graphs have; older versions do not say.
     """
 
-    action: Action
+    action: AllocatorAction
     address: int
     size: int
     stack: int
@@ -212,7 +212,7 @@ def _stack_frame(item: object) -> Frame | None:
 
 _LARGEST_NUMBER: Final = 1 << 64
 _MOST_DEVICES: Final = 256
-_ACTIONS: Final = {action.value: action for action in Action}
+_ACTIONS: Final = {action.value: action for action in AllocatorAction}
 _STATES: Final = {
     **{state.value: state for state in BlockState},
     "active_awaiting_free": BlockState.PENDING,

@@ -15,13 +15,13 @@ from oomdoctor.agent.allocator_blocks import NO_LIMIT
 from oomdoctor.diagnose.snapshot.categories import backward_callers, label_block
 from oomdoctor.diagnose.snapshot.composition import compose, growing_lines, largest, timeline
 from oomdoctor.diagnose.snapshot.history import OLDER, replay
-from oomdoctor.diagnose.snapshot.layout import Action, BlockState
+from oomdoctor.diagnose.snapshot.layout import AllocatorAction, BlockState
 from oomdoctor.diagnose.snapshot.origins import as_lines, read_stack
 from oomdoctor.diagnose.snapshot.reading import gc_paused, looks_like_snapshot, read_snapshot
 from oomdoctor.diagnose.text.phases import phase_of
 from oomdoctor.engines.allocator.history import HeldSegment, HistoryEvent, UnreadableHistoryError, UsedBlock
 from oomdoctor.engines.allocator.replay import Replay, replay_history
-from oomdoctor.engines.allocator.settings import NEWEST, OLDEST, Rules, Settings, parse_settings
+from oomdoctor.engines.allocator.settings import NEWEST, OLDEST, AllocatorSettings, Rules, parse_settings
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.results import Fragmentation, HistoryReplay, SnapshotSummary, TrainingPhase
 
@@ -84,7 +84,10 @@ def replay_by_rules(device: DeviceSnapshot, allocator_settings: Mapping[str, str
         events would keep the reader waiting, and where what was before the history had to be guessed, a departure
         tells nothing.
     """
-    if not any(event.action is Action.FREE_COMPLETED or event.action is Action.ALLOC for event in device.events):
+    if not any(
+        event.action is AllocatorAction.FREE_COMPLETED or event.action is AllocatorAction.ALLOC
+        for event in device.events
+    ):
         return None
     is_private = any(one.private for one in device.segments) or any(one.private for one in device.events)
     if len(device.events) > _MOST_EVENTS or is_private:
@@ -110,7 +113,7 @@ def _replay_by_rules(device: DeviceSnapshot, allocator_settings: Mapping[str, st
         return None
 
 
-def _settings(allocator_settings: Mapping[str, str], rules: Rules) -> Settings:
+def _settings(allocator_settings: Mapping[str, str], rules: Rules) -> AllocatorSettings:
     """Return the settings of the text, and those in force: the text is only the last that the allocator was given."""
     settings = parse_settings(allocator_settings.get(_VARIABLE, ""), rules)
     largest_split = allocator_settings.get("max_split_size", "-1")

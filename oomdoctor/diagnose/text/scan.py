@@ -26,7 +26,7 @@ from oomdoctor.diagnose.text.reading import (
     segments,
     unglue,
 )
-from oomdoctor.diagnose.text.search import BLOCK_BYTES, OVERLAP_BYTES, Hit, Repeats, find, may_hold
+from oomdoctor.diagnose.text.search import BLOCK_BYTES, OVERLAP_BYTES, PossibleError, Repeats, find, may_hold
 from oomdoctor.diagnose.text.trend import TrendReader, read_step
 
 if TYPE_CHECKING:
@@ -300,7 +300,9 @@ class _Scanner:
             most = {strong: _HITS_OF_A_BLOCK if crowded else None for strong, crowded in is_crowded.items()}
             hits = find(data[first:end], patterns, at_an_end=at_an_end, most_hits=most)
             is_last = region.is_last and end > region.end - _LAST_BYTES
-            self._keep_lines(data, begin, [Hit(first + hit.offset, hit.strong) for hit in hits], seen, is_last=is_last)
+            self._keep_lines(
+                data, begin, [PossibleError(first + hit.offset, hit.strong) for hit in hits], seen, is_last=is_last
+            )
         return skeleton.count(b"\n") - data.count(b"\n", first, begin)
 
     def _search_new_lines(self, data: bytes, begin: int, end: int, seen: set[int]) -> int | None:
@@ -312,10 +314,12 @@ class _Scanner:
             return None
         hits, lines = found
         if hits:
-            self._keep_lines(data, begin, [Hit(begin + hit.offset, hit.strong) for hit in hits], seen, is_last=True)
+            self._keep_lines(
+                data, begin, [PossibleError(begin + hit.offset, hit.strong) for hit in hits], seen, is_last=True
+            )
         return lines
 
-    def _keep_lines(self, data: bytes, begin: int, hits: list[Hit], seen: set[int], *, is_last: bool) -> None:
+    def _keep_lines(self, data: bytes, begin: int, hits: list[PossibleError], seen: set[int], *, is_last: bool) -> None:
         """Keep the lines that were hit; known ones only where a text ends with them."""
         line_number, counted_to = self._lines + 1, begin
         last_strong = -_NEAR_BYTES
@@ -341,7 +345,7 @@ class _Scanner:
                 last_strong = first if strong is not None else last_strong
                 self._keep(candidate, strong or same_line[0], is_strong=strong is not None)
 
-    def _keep(self, candidate: Candidate, hit: Hit, *, is_strong: bool) -> None:
+    def _keep(self, candidate: Candidate, hit: PossibleError, *, is_strong: bool) -> None:
         # What is printed before the words that were found is a time or a logger's name, and differs without a reason.
         text = candidate.data[max(candidate.begin, hit.offset) : candidate.end][:_KEY_BYTES].strip()
         rank = _RANK.match(candidate.data[candidate.begin : candidate.begin + 80])
@@ -360,7 +364,7 @@ class _Scanner:
             if first not in seen and _EXCEPTION.match(line.text) and b"rror" not in raw and b"xception" not in raw:
                 seen.add(first)
                 candidate = Candidate(header.data, first, last, header.line_number + newlines, header.step)
-                self._keep(candidate, Hit(first, strong=False), is_strong=False)
+                self._keep(candidate, PossibleError(first, strong=False), is_strong=False)
             return
 
     def _read_training_steps(self, data: bytes, begin: int, end: int) -> None:
@@ -382,10 +386,10 @@ class _Scanner:
                 self._trend.add(line.text, line.rank)
 
 
-def _by_line(data: bytes, hits: list[Hit]) -> Iterator[tuple[int, int, list[Hit]]]:
+def _by_line(data: bytes, hits: list[PossibleError]) -> Iterator[tuple[int, int, list[PossibleError]]]:
     """Yield the begin, the end and the hits of each line that was hit; the parts of a long line count as lines."""
     first, last = 0, 0
-    same_line: list[Hit] = []
+    same_line: list[PossibleError] = []
     for hit in hits:
         if same_line and hit.offset < last and last - first < _HALF_LINE:
             same_line.append(hit)

@@ -53,7 +53,7 @@ class ErrorPattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class PossibleError:
     """Offset of words that may tell of an error.
 
     Attributes:
@@ -106,7 +106,7 @@ def lines_that_may_hold(lines: list[bytes]) -> set[bytes]:
 
 def find(
     block: bytes, patterns: tuple[ErrorPattern, ...], *, at_an_end: bool, most_hits: Mapping[bool, int | None]
-) -> list[Hit]:
+) -> list[PossibleError]:
     """Find what tells of an error in a block.
 
     Args:
@@ -121,12 +121,14 @@ def find(
     """
     lower = block.lower()
     hits = [
-        Hit(match.start(), pattern.strong)
+        PossibleError(match.start(), pattern.strong)
         for pattern in patterns
         for match in islice(pattern.pattern.finditer(lower), most_hits[pattern.strong])
     ]
     if at_an_end:
-        hits.extend(Hit(match.start(), strong=True) for match in islice(_RARE.finditer(lower), most_hits[True]))
+        hits.extend(
+            PossibleError(match.start(), strong=True) for match in islice(_RARE.finditer(lower), most_hits[True])
+        )
     return sorted(hits, key=lambda hit: hit.offset)
 
 
@@ -173,7 +175,7 @@ class Repeats:
         form = _form(line)
         return self.is_on and 0 < self._looks[form] + self._looks[form + b"\r"] <= _MOST_RARE
 
-    def find_new(self, block: bytes) -> tuple[list[Hit], int] | None:
+    def find_new(self, block: bytes) -> tuple[list[PossibleError], int] | None:
         """Find what tells of an error in those lines of a block that are not known.
 
         Args:
@@ -196,15 +198,15 @@ class Repeats:
         hits = self._look_at(block, forms, suspicious) if suspicious else []
         return hits, len(forms) - 1
 
-    def _look_at(self, block: bytes, forms: list[bytes], suspicious: set[bytes]) -> list[Hit]:
-        found: list[Hit] = []
+    def _look_at(self, block: bytes, forms: list[bytes], suspicious: set[bytes]) -> list[PossibleError]:
+        found: list[PossibleError] = []
         at = 0
         for form, line in zip(forms, block.split(b"\n"), strict=True):
             if form in suspicious and form not in self._known:
                 around = block[at : at + len(line) + OVERLAP_BYTES]
                 patterns = may_hold(line)[1]
                 hits = find(around, patterns, at_an_end=False, most_hits={True: None, False: None})
-                own = [Hit(at + hit.offset, hit.strong) for hit in hits if hit.offset < len(line)]
+                own = [PossibleError(at + hit.offset, hit.strong) for hit in hits if hit.offset < len(line)]
                 self._learn(form, is_error=bool(own))
                 found += own
             at += len(line) + 1

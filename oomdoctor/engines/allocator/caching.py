@@ -30,7 +30,7 @@ from oomdoctor.engines.allocator.heap import (
     list_segments,
 )
 from oomdoctor.engines.allocator.segments import allocate_block, release_all
-from oomdoctor.engines.allocator.settings import NEWEST, Rules, Settings, segment_size
+from oomdoctor.engines.allocator.settings import NEWEST, AllocatorSettings, Rules, segment_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.allocator.device_memory import DeviceMemory
 
 
-def find_free(settings: Settings, pool: Pool, size: int, stream: int) -> Block | None:
+def find_free(settings: AllocatorSettings, pool: Pool, size: int, stream: int) -> Block | None:
     """Take the free block that serves a request out of its pool; None where there is none.
 
     Args:
@@ -82,7 +82,7 @@ def _next_fixed(pool: Pool, keys: Sequence[int], index: int) -> int:
     return index
 
 
-def _may_serve(settings: Settings, block: Block, size: int) -> bool:
+def _may_serve(settings: AllocatorSettings, block: Block, size: int) -> bool:
     """Return whether a block fits the request, given that blocks too large to be split serve large requests only."""
     if size < settings.largest_split:
         return block.size < settings.largest_split
@@ -98,8 +98,8 @@ class CachingAllocator:
         rules: The rules of its version.
     """
 
-    def __init__(self, memory: DeviceMemory, settings: Settings | None = None, rules: Rules = NEWEST) -> None:
-        settings = Settings() if settings is None else settings
+    def __init__(self, memory: DeviceMemory, settings: AllocatorSettings | None = None, rules: Rules = NEWEST) -> None:
+        settings = AllocatorSettings() if settings is None else settings
         self._heap = heap = Heap(memory, settings, rules)
         self._small, self._large, self._live = heap.small, heap.large, heap.live
         self._statistics = heap.statistics

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.engines.allocator.device_memory import DeviceMemory
     from oomdoctor.engines.allocator.segments import ExpandableSegment
-    from oomdoctor.engines.allocator.settings import Rules, Settings
+    from oomdoctor.engines.allocator.settings import AllocatorSettings, Rules
 
 
 FREE: Final = 0
@@ -175,7 +175,7 @@ class Heap:
         observer: Called for every segment that comes or goes, as the memory history records it.
     """
 
-    def __init__(self, memory: DeviceMemory, settings: Settings, rules: Rules) -> None:
+    def __init__(self, memory: DeviceMemory, settings: AllocatorSettings, rules: Rules) -> None:
         self.memory = memory
         self.settings = settings
         self.rules = rules

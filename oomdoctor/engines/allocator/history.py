@@ -17,7 +17,7 @@ from oomdoctor.engines.allocator.settings import LARGE_SEGMENT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from oomdoctor.engines.allocator.settings import Settings
+    from oomdoctor.engines.allocator.settings import AllocatorSettings
 
 
 class HistoryEvent(NamedTuple):
@@ -93,7 +93,7 @@ class Stretch(NamedTuple):
     expandable: bool
 
 
-class HeldMemory:
+class HeldRanges:
     """The ranges held from the driver, while a history is followed or undone.
 
     Attributes:
@@ -155,7 +155,7 @@ class _PastState:
             end = segment.address + segment.size
             stretches.append(Stretch(segment.address, end, segment.stream, segment.small, segment.expandable))
             self.used |= {block.address: block for block in segment.used}
-        self.held = HeldMemory(map(_addressable, stretches))
+        self.held = HeldRanges(map(_addressable, stretches))
 
     def undo(self, event: HistoryEvent) -> None:
         action, address, size, stream = event
@@ -183,7 +183,7 @@ def _addressable(stretch: Stretch) -> Stretch:
 
 
 def state_before(
-    segments: Iterable[HeldSegment], events: Sequence[HistoryEvent], settings: Settings
+    segments: Iterable[HeldSegment], events: Sequence[HistoryEvent], settings: AllocatorSettings
 ) -> list[HeldSegment]:
     """Return the segments that the allocator held before the first event.
 
@@ -214,7 +214,7 @@ def _blocks_within(used: list[UsedBlock], stretch: Stretch) -> list[UsedBlock]:
 
 
 def _held_segment(
-    stretch: Stretch, used: list[UsedBlock], asked: list[tuple[int, int]], settings: Settings
+    stretch: Stretch, used: list[UsedBlock], asked: list[tuple[int, int]], settings: AllocatorSettings
 ) -> HeldSegment:
     small = _is_small(stretch, used, asked) if stretch.expandable else stretch.small
     ends = [*(block.address for block in used[1:]), stretch.end][: len(used)]
@@ -237,7 +237,7 @@ def _is_small(stretch: Stretch, used: list[UsedBlock], asked: list[tuple[int, in
     return stretch.small or (stretch.end - stretch.start) % LARGE_SEGMENT > 0
 
 
-def _size(block: UsedBlock, end: int, stretch: Stretch, settings: Settings) -> int:
+def _size(block: UsedBlock, end: int, stretch: Stretch, settings: AllocatorSettings) -> int:
     """Return the bytes of a block of which only the request is known."""
     size = rounded_size(block.requested, settings.divisions)
     return size_when_cut(size, end - block.address, expandable=stretch.expandable, largest_split=settings.largest_split)

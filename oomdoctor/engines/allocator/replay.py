@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from oomdoctor.engines.allocator.heap import Heap, SegmentAction
-    from oomdoctor.engines.allocator.settings import Rules, Settings
+    from oomdoctor.engines.allocator.settings import AllocatorSettings, Rules
 
 
 _SPARE_ADDRESSES = TIB
@@ -137,7 +137,7 @@ class Replay:
 
 
 def replay_history(
-    segments: Sequence[HeldSegment], events: Sequence[HistoryEvent], settings: Settings, rules: Rules
+    segments: Sequence[HeldSegment], events: Sequence[HistoryEvent], settings: AllocatorSettings, rules: Rules
 ) -> Replay:
     """Replay a history.
 
@@ -159,7 +159,7 @@ class _DepartureError(Exception):
 
 class _Replayer:
     def __init__(
-        self, before: Sequence[HeldSegment], events: Sequence[HistoryEvent], settings: Settings, rules: Rules
+        self, before: Sequence[HeldSegment], events: Sequence[HistoryEvent], settings: AllocatorSettings, rules: Rules
     ) -> None:
         self.events = events
         self.position = 0

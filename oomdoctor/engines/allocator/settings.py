@@ -121,7 +121,7 @@ _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AllocatorSettings:
     """The allocator's settings.
 
     Attributes:
@@ -145,7 +145,7 @@ class Settings:
     rejects_early: bool = False
 
 
-def settings_from_environment(environment: Mapping[str, str], rules: Rules = NEWEST) -> Settings:
+def settings_from_environment(environment: Mapping[str, str], rules: Rules = NEWEST) -> AllocatorSettings:
     """Return the settings of a process with this environment.
 
     Raises:
@@ -154,10 +154,10 @@ def settings_from_environment(environment: Mapping[str, str], rules: Rules = NEW
     """
     names = _VARIABLES if rules.unified_settings else _VARIABLES[:1]
     name = next((name for name in names if name in environment), None)
-    return Settings() if name is None else parse_settings(environment[name], rules, name=name)
+    return AllocatorSettings() if name is None else parse_settings(environment[name], rules, name=name)
 
 
-def parse_settings(text: str, rules: Rules = NEWEST, *, name: str = _VARIABLES[0]) -> Settings:
+def parse_settings(text: str, rules: Rules = NEWEST, *, name: str = _VARIABLES[0]) -> AllocatorSettings:
     """Read settings such as `expandable_segments:True,roundup_power2_divisions:[256:1,>:4]`.
 
     Args:
@@ -186,9 +186,9 @@ class _Parser:
         self.pairs = [_pair(item) for item in items]
         self.rules = rules
 
-    def settings(self) -> Settings:
+    def settings(self) -> AllocatorSettings:
         # The size of large segments limits the others, whatever its position.
-        found = Settings()
+        found = AllocatorSettings()
         for key, value in self.pairs:
             if key == "large_segment_size_mb" and self.rules.unified_settings:
                 size = _megabytes(value, key, SMALLEST_OWN_SEGMENT + MIB)
@@ -197,7 +197,7 @@ class _Parser:
             found = replace(found, **self.read(key, value, found))
         return found
 
-    def read(self, key: str, value: str, found: Settings) -> dict[str, Any]:
+    def read(self, key: str, value: str, found: AllocatorSettings) -> dict[str, Any]:
         if key in _READERS:
             return _READERS[key](value, found, self.rules)
         if self.rules.unified_settings and key in _NEW_READERS:
@@ -242,26 +242,26 @@ def _fraction(value: str) -> float:
         raise _RefusedSettingsError(f"`{value}` is not a number") from None
 
 
-def _above_segment(value: str, key: str, found: Settings, rules: Rules) -> int:
+def _above_segment(value: str, key: str, found: AllocatorSettings, rules: Rules) -> int:
     # Before 2.9 the size had to be larger than a large segment.
     return _megabytes(value, key, found.large_segment + (0 if rules.unified_settings else MIB))
 
 
-def _collection_threshold(value: str, _: Settings, __: Rules) -> dict[str, Any]:
+def _collection_threshold(value: str, _: AllocatorSettings, __: Rules) -> dict[str, Any]:
     threshold = _fraction(value)
     if not 0 < threshold < 1:
         raise _RefusedSettingsError("`garbage_collection_threshold` must be above 0 and below 1")
     return {"collection_threshold": threshold}
 
 
-def _memory_fraction(value: str, _: Settings, __: Rules) -> dict[str, Any]:
+def _memory_fraction(value: str, _: AllocatorSettings, __: Rules) -> dict[str, Any]:
     fraction = _fraction(value)
     if not 0 <= fraction <= 1:
         raise _RefusedSettingsError("`per_process_memory_fraction` must be 0 to 1")
     return {"memory_fraction": fraction}
 
 
-def _backend(value: str, _: Settings, __: Rules) -> dict[str, Any]:
+def _backend(value: str, _: AllocatorSettings, __: Rules) -> dict[str, Any]:
     if value == "cudaMallocAsync":
         raise NoAnswerError(
             "PyTorch's own allocator is simulated, and `backend:cudaMallocAsync` asks for CUDA's",
@@ -272,7 +272,7 @@ def _backend(value: str, _: Settings, __: Rules) -> dict[str, Any]:
     return {}
 
 
-def _divisions(value: str, _: Settings, rules: Rules) -> dict[str, Any]:
+def _divisions(value: str, _: AllocatorSettings, rules: Rules) -> dict[str, Any]:
     if not value.startswith("["):
         return {"divisions": (_power_of_two(value),) * DIVISIONS}
     divisions: list[int] = [0] * DIVISIONS
@@ -306,7 +306,7 @@ def _power_of_two(value: str, *, or_none: bool = False) -> int:
     return number
 
 
-_READERS: Final[dict[str, Callable[[str, Settings, Rules], dict[str, Any]]]] = {
+_READERS: Final[dict[str, Callable[[str, AllocatorSettings, Rules], dict[str, Any]]]] = {
     "max_split_size_mb": lambda value, *at: {"largest_split": _above_segment(value, "max_split_size_mb", *at)},
     "max_non_split_rounding_mb": lambda value, *at: {
         "largest_rounding": _above_segment(value, "max_non_split_rounding_mb", *at)
@@ -316,7 +316,7 @@ _READERS: Final[dict[str, Callable[[str, Settings, Rules], dict[str, Any]]]] = {
     "expandable_segments": lambda value, _, __: {"expandable": _boolean(value)},
     "backend": _backend,
 }
-_NEW_READERS: Final[dict[str, Callable[[str, Settings, Rules], dict[str, Any]]]] = {
+_NEW_READERS: Final[dict[str, Callable[[str, AllocatorSettings, Rules], dict[str, Any]]]] = {
     "large_segment_size_mb": lambda _, __, ___: {},
     "per_process_memory_fraction": _memory_fraction,
     "throw_on_cudamalloc_oom": lambda value, _, __: {"rejects_early": _boolean(value)},

@@ -80,7 +80,7 @@ def _python_answers(device: EmulatedDevice) -> dict[str, Any]:
         "default_stream": lambda _=None: _STREAM,
         "set_stream": _set_stream,
         "Stream": Stream,
-        "Event": Event,
+        "Event": EmulatedEvent,
         "default_generators": (Generator(),),
     }
 
@@ -156,12 +156,12 @@ class Stream:
 
     synchronize = wait_stream = wait_event = wait
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: EmulatedEvent | None = None) -> EmulatedEvent:
         """Return an event that has happened."""
-        return event or Event()
+        return event or EmulatedEvent()
 
 
-class Event:
+class EmulatedEvent:
     """An event that has happened."""
 
     def __init__(self, *_: object, **__: object) -> None: ...

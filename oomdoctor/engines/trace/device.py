@@ -11,14 +11,14 @@ from oomdoctor.agent import unknown_reads
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
 from oomdoctor.engines.trace.kernels.random_draws import dropout_state_bytes, dropout_state_call
-from oomdoctor.engines.trace.op_trace import AllocationStep, Call, LibraryFunction, OptionalWorkspace, Workspace
+from oomdoctor.engines.trace.op_trace import AllocationStep, LibraryFunction, OperatorCall, OptionalWorkspace, Workspace
 from oomdoctor.engines.trace.operators import temporaries_of
 from oomdoctor.engines.trace.torch_internals import bare_tensor, in_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.engines.allocator.settings import Rules, Settings
+    from oomdoctor.engines.allocator.settings import AllocatorSettings, Rules
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.op_trace import OpTrace
 
@@ -46,7 +46,7 @@ class EmulatedDevice:
         workspace_bytes: Bytes of the largest workspace that was taken since the trial began.
     """
 
-    def __init__(self, card: Card, settings: Settings, rules: Rules) -> None:
+    def __init__(self, card: Card, settings: AllocatorSettings, rules: Rules) -> None:
         self.card = card
         memory = DeviceMemory(card.total_bytes, card.context_bytes, card.reserve_bytes)
         self.allocator = CachingAllocator(memory, settings, rules)
@@ -118,7 +118,7 @@ class EmulatedDevice:
         return tensor
 
     def take_recorded(
-        self, call: Call, steps: tuple[AllocationStep, ...], held: list[Allocation | None], *, is_after: bool
+        self, call: OperatorCall, steps: tuple[AllocationStep, ...], held: list[Allocation | None], *, is_after: bool
     ) -> None:
         """Take temporaries, and record the call instead of what it takes on this card."""
         op_trace = self.op_trace
@@ -131,7 +131,7 @@ class EmulatedDevice:
 
     def call_library(self, function: str, *args: object) -> None:
         """Take the temporaries of a library's function, and free them."""
-        call = Call(self.card, LibraryFunction(function), args, {}, [])
+        call = OperatorCall(self.card, LibraryFunction(function), args, {}, [])
         held: list[Allocation | None] = []
         self.take_recorded(call, temporaries_of(call).after, held, is_after=True)
         held.clear()

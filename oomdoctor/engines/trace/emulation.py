@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.engines.allocator.settings import Settings, rules_of, settings_from_environment
+from oomdoctor.engines.allocator.settings import AllocatorSettings, rules_of, settings_from_environment
 from oomdoctor.engines.trace.cuda_api import patch_cuda_api
 from oomdoctor.engines.trace.device import EmulatedDevice
 from oomdoctor.engines.trace.kernels import reductions
@@ -85,7 +85,7 @@ _LAZY_BITS = ("Conjugate", "Negative")
 
 
 @contextmanager
-def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[EmulatedDevice]:
+def emulated_cuda(card: Card, settings: AllocatorSettings | None = None) -> Iterator[EmulatedDevice]:
     """Let torch see `card` as its only CUDA device.
 
     The user's code runs unchanged inside: modules and tensors go to `cuda`, train, and allocate as on that card; an

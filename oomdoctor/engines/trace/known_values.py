@@ -18,7 +18,7 @@ from oomdoctor.agent import index_bounds, unknown_reads
 from oomdoctor.agent.assumed_values import are_few, even_choices
 from oomdoctor.agent.known_values import LARGEST_BYTES
 from oomdoctor.agent.operator_kinds import (
-    Kind,
+    OperatorKind,
     is_out,
     is_unobserved,
     kind_of,
@@ -39,7 +39,7 @@ CHOOSING: Final = (torch.ops.aten.topk.default, torch.ops.aten.argmax.default, t
 _COPYING: Final = ("aten::_copy_from", "aten::_to_copy")
 
 
-class KnownValues:
+class TracedValues:
     """Keeps values beside the emulated device's storages, and runs operators on them."""
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ class KnownValues:
             return run(operator, args, kwargs)  # its storage, and with it what is known, is another where it grows
         if name in _COPYING:
             return _copied(operator, run, args, kwargs)
-        if kind is Kind.READS and is_unobserved() and _are_known(args):
+        if kind is OperatorKind.READS and is_unobserved() and _are_known(args):
             _note(args, if_deciding=True)
             return run_on_host(operator, replaced(args, host_values), {})
-        if kind is Kind.PLAIN and not is_out(operator):
+        if kind is OperatorKind.PLAIN and not is_out(operator):
             return run(operator, args, kwargs)
         return _computed(operator, run, args, kwargs)
 
@@ -187,14 +187,14 @@ def _copied(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str,
 def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator that computes, and on the host where all that it takes is known."""
     written = [tensor for tensor in written_tensors(operator, args, kwargs) if not tensor.is_cpu]
-    can_know, fills = kind_of(operator) is not Kind.UNKNOWN and is_unobserved(), operator.name() in _FILLING
+    can_know, fills = kind_of(operator) is not OperatorKind.UNKNOWN and is_unobserved(), operator.name() in _FILLING
     overwritten = written if is_out(operator) else [tensor for tensor in written if fills and not _are_known(tensor)]
     fresh = {id(tensor): _empty_on_host(tensor) for tensor in overwritten} if can_know else {}
     hosts = partial(_host_or_fresh, fresh)
     given = with_tensors(operator, args) if can_know else args
     is_known = can_know and _are_known((given, tuple(kwargs.values())), hosts)
     assumed = _assumed((given, tuple(kwargs.values()))) if is_known else ""
-    if assumed and kind_of(operator) is Kind.FINDS:
+    if assumed and kind_of(operator) is OperatorKind.FINDS:
         _note((given, tuple(kwargs.values())))
     result = run(operator, args, kwargs)
     if not (written or is_known):

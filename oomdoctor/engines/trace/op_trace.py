@@ -87,7 +87,7 @@ class LibraryFunction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """An operator's call, the argument of the functions that give its temporaries.
 
     Attributes:
@@ -124,7 +124,7 @@ class Temporaries:
 
 NO_TEMPORARIES = Temporaries()
 
-TemporariesByName = dict[str, Callable[[Call], Temporaries]]
+TemporariesByName = dict[str, Callable[[OperatorCall], Temporaries]]
 """Functions that give the temporaries of a call, by the name of its operator without overload."""
 KernelsByName = dict[str, Callable[..., Any]]
 """Kernels by the name of their operator, such as `add.Tensor`."""
@@ -195,7 +195,7 @@ class OpTrace:
         self._start: tuple[int, int, int] | None = None
         self._held_at_start: dict[int, int] = {}
         self.entries: list[Entry] = []
-        self.calls: list[Call] = []
+        self.calls: list[OperatorCall] = []
         self.choices: list[list[object]] = [[] for _ in other_cards]
         self.questions: set[str] = set()
         self.is_paused = False
@@ -241,7 +241,7 @@ class OpTrace:
         """Record the release of libraries' workspaces."""
         self.entries.append(WorkspacesCleared())
 
-    def takes(self, call: Call, *, is_after: bool, in_backward: bool) -> None:
+    def takes(self, call: OperatorCall, *, is_after: bool, in_backward: bool) -> None:
         """Record that an operator takes its temporaries."""
         index = self._indices.setdefault(id(call), len(self.calls))
         if index == len(self.calls):

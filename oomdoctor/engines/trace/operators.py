@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, Temporaries
+    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, Temporaries
 
 _TEMPORARIES: Final = {
     **attention.TEMPORARIES,
@@ -58,7 +58,7 @@ _DECOMPOSITIONS: Final = frozenset(
 _MATRIX: Final = 2
 
 
-def temporaries_of(call: Call) -> Temporaries:
+def temporaries_of(call: OperatorCall) -> Temporaries:
     """Return the temporaries of a call."""
     function = _TEMPORARIES.get(_operator_name(call.operator))
     return function(call) if function else NO_TEMPORARIES

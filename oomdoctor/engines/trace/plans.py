@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from oomdoctor.agent.operator_kinds import tensors_in, with_tensors
-from oomdoctor.engines.trace.known_values import CHOOSING, KnownValues, has_integers, spread_choices
+from oomdoctor.engines.trace.known_values import CHOOSING, TracedValues, has_integers, spread_choices
 from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
 from oomdoctor.engines.trace.mixed_types import check_alike
-from oomdoctor.engines.trace.op_trace import Call
+from oomdoctor.engines.trace.op_trace import OperatorCall
 from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
 from oomdoctor.engines.trace.refusals import check_same_device, host_error, untraceable
 from oomdoctor.engines.trace.refused_types import check_types
@@ -62,7 +62,7 @@ class ArgumentItself(NamedTuple):
 
 
 @dataclass(slots=True)
-class Plan:
+class OperatorPlan:
     """The results and the memory of an operator for arguments of some shapes.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan:
     after: tuple[AllocationStep, ...]
     resized: list[tuple[int, Any, Any]]
     shape: Any
-    call: Call | None = None
+    call: OperatorCall | None = None
     single: NewTensor | None = field(init=False, default=None)
     needs_arguments: bool = field(init=False)
 
@@ -112,13 +112,13 @@ class Plan:
         return tuple(next(flat) if length is None else [next(flat) for _ in range(length)] for length in self.shape)
 
 
-class Planner:
+class OperatorPlanner:
     """Plan operators for one device."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._device = device
 
-    def plan(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:  # noqa: ANN401
+    def plan(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorPlan:  # noqa: ANN401
         """Return the plan of an operator: run it on `meta` tensors and compare the results with the arguments.
 
         Raises:
@@ -131,7 +131,7 @@ class Planner:
             raise error
         quick = pointwise_result(operator, args, kwargs)
         if quick is not None:
-            return Plan([NewTensor(tuple(quick.shape), quick.stride(), quick.dtype)], [0], (), (), [], None)
+            return OperatorPlan([NewTensor(tuple(quick.shape), quick.stride(), quick.dtype)], [0], (), (), [], None)
         metas: dict[int, torch.Tensor] = {}
         # What is written into a tensor is not copied there from the host.
         meta_args, meta_kwargs = (_to_meta(part, metas, keeps_numbers="out" not in kwargs) for part in (args, kwargs))
@@ -152,11 +152,11 @@ class Planner:
             )
         if (assumption := assumption_of(operator)) is not None:
             self._device.assumptions.add(assumption)
-        temporaries = temporaries_of(Call(self._device.card, operator, args, kwargs, results))
+        temporaries = temporaries_of(OperatorCall(self._device.card, operator, args, kwargs, results))
         call = self._traced_call(operator, args, kwargs, results)
         for index in temporaries.on_host:
             results[index] = HostTensor(results[index].size, results[index].dtype)
-        return Plan(
+        return OperatorPlan(
             results,
             temporaries.order or [index for index, planned in enumerate(results) if isinstance(planned, NewTensor)],
             temporaries.before,
@@ -170,12 +170,12 @@ class Planner:
             call,
         )
 
-    def _traced_call(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Call | None:  # noqa: ANN401
+    def _traced_call(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> OperatorCall | None:  # noqa: ANN401
         """Return the call for the trace, if one is recorded and the operator may have temporaries."""
         if self._device.op_trace is None or not has_temporaries(operator):
             return None
         metas: dict[int, torch.Tensor] = {}
-        return Call(self._device.card, operator, _to_meta(args, metas), _to_meta(kwargs, metas), [*results])
+        return OperatorCall(self._device.card, operator, _to_meta(args, metas), _to_meta(kwargs, metas), [*results])
 
 
 def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
@@ -229,10 +229,10 @@ class Kernels:
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._device = device
-        self._planner = Planner(device)
+        self._planner = OperatorPlanner(device)
         self._special = kernels(device)
-        self._plans: dict[object, Plan] = {}
-        self._values = KnownValues()
+        self._plans: dict[object, OperatorPlan] = {}
+        self._values = TracedValues()
 
     def run(self, operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes
         """Run an operator: allocate and free as its kernel does, and return its results."""
@@ -269,7 +269,7 @@ class Kernels:
 
         return run
 
-    def _carry_out(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _carry_out(self, plan: OperatorPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         device = self._device
         if plan.single is not None and (plan.call is None or device.op_trace is None):
             return device.tensor(*plan.single)
@@ -289,7 +289,7 @@ class Kernels:
         ]
         return plan.arrange(results)
 
-    def _take(self, plan: Plan, held: list[Allocation | None], *, is_after: bool) -> None:
+    def _take(self, plan: OperatorPlan, held: list[Allocation | None], *, is_after: bool) -> None:
         script = plan.after if is_after else plan.before
         if plan.call is None:
             self._device.take(script, held)

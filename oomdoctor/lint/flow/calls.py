@@ -8,7 +8,7 @@ from typing import Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.assignment import fields_of
-from oomdoctor.lint.flow.events import UNKNOWN, Action, Frame, GradMode, Graph, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Action, FollowedCall, GradMode, Graph, Kind, Value
 from oomdoctor.lint.flow.expressions import begins_with_import, evaluate
 from oomdoctor.lint.flow.hints import (
     bases_of,
@@ -200,7 +200,7 @@ def _run(state: State, function: Function, call: ast.Call | None, given: Argumen
     before = (state.module, state.names, state.context, state.set_in, state.returned)
     state.module, state.names, state.set_in, state.returned = function.module, names, set_in, []
     state.context = before[2].replace(
-        frames=(*before[2].frames, Frame(function, call)),
+        frames=(*before[2].frames, FollowedCall(function, call)),
         gradients=grad_mode_of_function(function, before[2].gradients),
         managed=managed_by(function) or before[2].managed,
     )

@@ -45,7 +45,7 @@ class Graph(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Device(StrEnum):
+class TensorDevice(StrEnum):
     """The device of a tensor."""
 
     GPU = "gpu"  # or wherever the model is
@@ -78,7 +78,7 @@ class Value:
 
     kind: Kind = Kind.UNKNOWN
     graph: Graph = Graph.UNKNOWN
-    device: Device = Device.UNKNOWN
+    device: TensorDevice = TensorDevice.UNKNOWN
     node: ast.expr | None = None
     identity: int = field(default_factory=lambda: next(_numbers))
     made_from: frozenset[int] = frozenset()
@@ -188,7 +188,7 @@ class TryBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frame:
+class FollowedCall:
     """A call that was followed into the function's body.
 
     Attributes:
@@ -219,7 +219,7 @@ class Context:
     guards: tuple[Guard, ...] = ()
     withs: tuple[With, ...] = ()
     attempts: tuple[TryBlock, ...] = ()
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[FollowedCall, ...] = ()
     gradients: GradMode = GradMode.ON
     managed: str | None = None
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import UNKNOWN, Device, Graph, Keeping, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Graph, Keeping, Kind, TensorDevice, Value
 from oomdoctor.lint.flow.hints import find_method, guess
 from oomdoctor.lint.flow.loops import enter_comprehension
 from oomdoctor.lint.flow.state import NUMBER, State, computed_value, graph_of, join, sources, text_of
@@ -220,7 +220,7 @@ def container(node: ast.expr, parts: tuple[Value, ...]) -> Value:
     return Value(
         kind=Kind.CONTAINER,
         graph=graph_of(parts, Graph.YES) if parts else Graph.NO,
-        device=parts[0].device if len({part.device for part in parts}) == 1 else Device.UNKNOWN,
+        device=parts[0].device if len({part.device for part in parts}) == 1 else TensorDevice.UNKNOWN,
         node=node,
         made_from=sources(parts),
         parts=parts,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import UNKNOWN, Action, Device, GradMode, Graph, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Action, GradMode, Graph, Kind, TensorDevice, Value
 from oomdoctor.lint.flow.state import NUMBER, Arguments, State, computed_value, graph_of, sources, text_of
 from oomdoctor.lint.module import Function, Module
 
@@ -122,7 +122,7 @@ def _container(node: ast.Call, name: str, values: tuple[Value, ...]) -> Value:
     return Value(
         kind=Kind.LOADER if first is not None and first.kind is Kind.LOADER and name == "zip" else Kind.CONTAINER,
         graph=graph_of(values, Graph.YES) if values else Graph.NO,
-        device=first.device if first is not None else Device.UNKNOWN,
+        device=first.device if first is not None else TensorDevice.UNKNOWN,
         node=node,
         made_from=sources(values),
         parts=first.parts if first is not None and name in ("list", "tuple") else (),
@@ -269,9 +269,9 @@ def _torch(state: State, node: ast.Call, last: str, given: Arguments) -> Value:
     return value.replace(kind=Kind.TENSOR, graph=graph_of(values, state.records), activation=activation)
 
 
-def _device(node: ast.Call) -> Device:
+def _device(node: ast.Call) -> TensorDevice:
     given = next((keyword.value for keyword in node.keywords if keyword.arg == "device"), None)
     if given is None:
-        return Device.CPU
+        return TensorDevice.CPU
     text = text_of(given).lower()
-    return Device.CPU if "cpu" in text else Device.GPU
+    return TensorDevice.CPU if "cpu" in text else TensorDevice.GPU

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import UNKNOWN, Action, Device, Event, Graph, Keeping, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Action, Event, Graph, Keeping, Kind, TensorDevice, Value
 from oomdoctor.lint.flow.libraries import note_backward
 from oomdoctor.lint.flow.state import NUMBER, Arguments, Method, State, base_of, computed_value, sources, text_of
 
@@ -178,9 +178,9 @@ def _to_host(state: State, node: ast.Call, owner: Value, given: Arguments) -> Va
     state.note(Action.TO_HOST, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
     name = node.func.attr  # type: ignore[attr-defined]
     if name == "cpu":
-        return owner.replace(device=Device.CPU, node=node)
+        return owner.replace(device=TensorDevice.CPU, node=node)
     kind = Kind.ARRAY if name == "numpy" else Kind.NUMBER
-    return Value(kind=kind, graph=Graph.NO, device=Device.CPU, node=node, made_from=sources((owner,)))
+    return Value(kind=kind, graph=Graph.NO, device=TensorDevice.CPU, node=node, made_from=sources((owner,)))
 
 
 def _to(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
@@ -188,9 +188,9 @@ def _to(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value |
     if text in ('"cpu"', "'cpu'") or "torch.device('cpu')" in text:
         if owner.kind is not Kind.MODEL:
             state.note(Action.TO_HOST, node, owner, call=node, name=".to")
-        return owner.replace(device=Device.CPU)
+        return owner.replace(device=TensorDevice.CPU)
     if owner.kind is Kind.UNKNOWN or owner.kind is Kind.TENSOR:
-        return owner.replace(device=Device.GPU, node=node)
+        return owner.replace(device=TensorDevice.GPU, node=node)
     return owner
 
 
@@ -291,7 +291,7 @@ def forward(state: State, node: ast.Call, model: Value, given: Arguments) -> Val
     result = Value(
         kind=Kind.TENSOR,
         graph=state.records,
-        device=Device.GPU,
+        device=TensorDevice.GPU,
         node=node,
         made_from=sources((*given.positional, *given.keywords.values())),
         activation=_last_activation(model),
@@ -320,7 +320,7 @@ def _of_model(state: State, node: ast.Call, owner: Value, given: Arguments) -> V
     if name in known.FORWARD_METHODS or known.IS_FORWARD_METHOD.match(name):
         return forward(state, node, owner, given)
     if name in known.GRADIENTLESS_FORWARDS:
-        return Value(kind=Kind.TENSOR, graph=Graph.NO, device=Device.GPU, node=node)
+        return Value(kind=Kind.TENSOR, graph=Graph.NO, device=TensorDevice.GPU, node=node)
     if name in known.SAME_METHODS:
         return owner
     return Value(node=node, made_from=sources(given.positional))

@@ -12,13 +12,13 @@ from oomdoctor.lint.flow.events import (
     UNKNOWN,
     Action,
     Context,
-    Device,
     Event,
     GradMode,
     Graph,
     Keeping,
     Kind,
     Loop,
+    TensorDevice,
     Value,
 )
 from oomdoctor.lint.module import Class, Function, Module
@@ -227,7 +227,7 @@ def join(first: Value, second: Value) -> Value:
     return Value(
         kind=first.kind if first.kind is second.kind else Kind.UNKNOWN,
         graph=first.graph if first.graph is second.graph else Graph.UNKNOWN,
-        device=first.device if first.device is second.device else Device.UNKNOWN,
+        device=first.device if first.device is second.device else TensorDevice.UNKNOWN,
         node=first.node if first.node is second.node else None,
         made_from=sources((first, second)),
         divided_by=tuple(dict.fromkeys(first.divided_by + second.divided_by)),
@@ -297,7 +297,7 @@ def computed_value(node: ast.expr, values: tuple[Value, ...], records: Graph) ->
         if len(known) == 1 and known <= {Kind.TENSOR, Kind.ARRAY}
         else (Kind.TENSOR if Kind.TENSOR in known and known <= _TENSORS else Kind.UNKNOWN),
         graph=graph,
-        device=devices.pop() if len(devices) == 1 else Device.UNKNOWN,
+        device=devices.pop() if len(devices) == 1 else TensorDevice.UNKNOWN,
         node=node,
         made_from=sources(values),
         divided_by=tuple(dict.fromkeys(text for value in values for text in value.divided_by)),

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Context, Event, Frame, Guard, Loop, Run, training_loops
+from oomdoctor.lint.flow.events import Action, Context, Event, FollowedCall, Guard, Loop, Run, training_loops
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Class, Function, Module, walk
 from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
 from oomdoctor.lint.patterns.counters import (
-    Count,
-    Settings,
+    LoopConstants,
+    LoopCounter,
     TestedCondition,
     count_of,
     definitions,
@@ -84,7 +84,7 @@ def expanded(test: ast.expr, meanings: Mapping[str, ast.expr], class_: Class | N
     return _Expander(meanings, class_).visit(copy.deepcopy(test))  # type: ignore[no-any-return]
 
 
-def in_caller_terms(test: ast.expr, frames: Sequence[Frame]) -> ast.expr:
+def in_caller_terms(test: ast.expr, frames: Sequence[FollowedCall]) -> ast.expr:
     """A condition of a function in the words of its callers: parameters are what the calls give.
 
     Args:
@@ -179,7 +179,7 @@ _OPTIMIZER: Final = re.compile(r"opt|sgd|adam", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
-class Accumulation:
+class AccumulationLoop:
     """A loop in which gradients accumulate.
 
     Attributes:
@@ -201,7 +201,7 @@ class Accumulation:
     backwards: tuple[Event, ...]
     guard: Guard | None = None
     boundary: Boundary | None = None
-    count: Count | None = None
+    count: LoopCounter | None = None
     owner: Module | None = None
 
     @cached_property
@@ -242,8 +242,8 @@ class Accumulation:
         return frozenset((guard.test, guard.holds) for guard in guards if own is None or text_of(guard.test) != own)
 
     @cached_property
-    def _settings(self) -> Settings:
-        return Settings(self.loop)
+    def _settings(self) -> LoopConstants:
+        return LoopConstants(self.loop)
 
     @cached_property
     def _places(self) -> dict[int, int]:
@@ -259,7 +259,7 @@ class Accumulation:
         return min(self._places[id(backward)] for backward in self.backwards)
 
 
-def accumulations(run: Run) -> tuple[Accumulation, ...]:
+def accumulations(run: Run) -> tuple[AccumulationLoop, ...]:
     """Find all of them in a run; those that a framework manages are not among them."""
     if next(run.of(Action.STEP), None) is None or next(run.of(Action.BACKWARD), None) is None:
         return ()
@@ -271,11 +271,11 @@ def accumulations(run: Run) -> tuple[Accumulation, ...]:
     return found
 
 
-_LATEST: Final[deque[tuple[Run, tuple[Accumulation, ...]]]] = deque(maxlen=8)
+_LATEST: Final[deque[tuple[Run, tuple[AccumulationLoop, ...]]]] = deque(maxlen=8)
 """The accumulations found last: several rules ask for the same runs, one rule after the other."""
 
 
-def _found(run: Run) -> Iterator[Accumulation]:
+def _found(run: Run) -> Iterator[AccumulationLoop]:
     for loop in run.training_loops():
         steps = [event for event in run.of(Action.STEP, within=loop) if event.context.managed is None]
         for step in steps[:_MOST_STEPS]:
@@ -308,7 +308,7 @@ def _is_alike(guard: Guard, other: Guard) -> bool:
     return guard.holds is other.holds and (guard.test is other.test or text_of(guard.test) == text_of(other.test))
 
 
-def _guarded(run: Run, loop: Loop, step: Event) -> Accumulation | None:
+def _guarded(run: Run, loop: Loop, step: Event) -> AccumulationLoop | None:
     """A step that is made in some iterations only."""
     for guard in step.context.guards_in(loop):
         if not is_small(guard.test):
@@ -323,7 +323,7 @@ def _guarded(run: Run, loop: Loop, step: Event) -> Accumulation | None:
         count = count_of(boundary.counter, place)
         inner = place.frames[-1].function if place.frames else loop.function
         owner = run.module if inner is None else inner.module
-        return Accumulation(run, loop, step, boundary.period, backwards, guard, boundary, count, owner)
+        return AccumulationLoop(run, loop, step, boundary.period, backwards, guard, boundary, count, owner)
     return None
 
 
@@ -359,7 +359,7 @@ def _read(run: Run, guard: Guard, loop: Loop, context: Context) -> tuple[Boundar
     return None if boundary is None else (boundary, place)
 
 
-def _frames_between(loop: Loop, guard: Guard, context: Context) -> tuple[Frame, ...]:
+def _frames_between(loop: Loop, guard: Guard, context: Context) -> tuple[FollowedCall, ...]:
     """Calls from the loop's function to the one that tests a condition."""
     functions = [frame.function for frame in context.frames]
     start = 0 if loop.function is None else functions.index(loop.function) + 1
@@ -369,7 +369,7 @@ def _frames_between(loop: Loop, guard: Guard, context: Context) -> tuple[Frame, 
     return ()
 
 
-def _inner(run: Run, loop: Loop) -> Accumulation | None:
+def _inner(run: Run, loop: Loop) -> AccumulationLoop | None:
     """A loop over micro-steps with the step after it, in the loop around it."""
     backwards = [event for event in run.of(Action.BACKWARD, within=loop) if event.context.managed is None]
     period = _micro_steps(loop)
@@ -386,7 +386,7 @@ def _inner(run: Run, loop: Loop) -> Accumulation | None:
             and loop not in loops
             and loops[: len(around)] == around
         ):
-            return Accumulation(run, loop, step, period, tuple(backwards))
+            return AccumulationLoop(run, loop, step, period, tuple(backwards))
     return None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from oomdoctor.lint.flow.events import Event, Frame, Loop
+from oomdoctor.lint.flow.events import Event, FollowedCall, Loop
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 
@@ -148,7 +148,7 @@ _PROGRESS: Final = frozenset({"tqdm", "track", "trange", "auto", "ProgressBar"})
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class LoopCounter:
     """A variable that is one more in each iteration.
 
     Attributes:
@@ -176,7 +176,7 @@ class TestedCondition:
 
     test: ast.expr
     loop: Loop
-    frames: tuple[Frame, ...]
+    frames: tuple[FollowedCall, ...]
     tree: ast.AST
 
     @property
@@ -193,7 +193,7 @@ class TestedCondition:
         return call is not None and call.lineno > _line(node)
 
 
-def count_of(name: str, place: TestedCondition) -> Count | None:
+def count_of(name: str, place: TestedCondition) -> LoopCounter | None:
     """Return how a variable counts at a condition; None where it does not count by one, or not surely.
 
     Args:
@@ -203,7 +203,7 @@ def count_of(name: str, place: TestedCondition) -> Count | None:
     found = [write for write in writes(place.bodies) if write.text == name]
     counter, start = loop_counter(place.loop, place.tree)
     if name == counter:
-        return None if found else Count(start, by_hand=False, restarts=True)
+        return None if found else LoopCounter(start, by_hand=False, restarts=True)
     steps = [write for write in found if write.added is not None]
     resets = [write for write in found if write.number is not None]
     if len(steps) != 1 or len(steps) + len(resets) != len(found) or not _counts_each(steps[0], place):
@@ -214,7 +214,7 @@ def count_of(name: str, place: TestedCondition) -> Count | None:
     numbers = {write.number for write in before}
     first = numbers.pop() if len(numbers) == 1 else None
     ahead = 1 if place.comes_after(steps[0].node) else 0
-    return Count(None if first is None else first + ahead, by_hand=True, restarts=_restarts(before, place))
+    return LoopCounter(None if first is None else first + ahead, by_hand=True, restarts=_restarts(before, place))
 
 
 def loop_counter(loop: Loop, tree: ast.AST) -> tuple[str | None, int | None]:
@@ -311,7 +311,7 @@ _VARYING: Final = re.compile(r"step|iter|batch|count|sync|update|boundary|last|e
 """Words in an attribute's name by which it may change between iterations without an assignment in sight."""
 
 
-class Settings:
+class LoopConstants:
     """The names that do not change while a loop runs, as far as its text tells."""
 
     def __init__(self, loop: Loop) -> None:

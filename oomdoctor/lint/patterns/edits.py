@@ -8,7 +8,7 @@ from typing import Final
 
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Function, Module, ancestors, block_of, parents_in, walk
-from oomdoctor.lint.patterns.accumulation import Accumulation
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop
 from oomdoctor.lint.patterns.boundary import linear
 from oomdoctor.lint.patterns.checkpoints import Holder
 from oomdoctor.lint.source import Edit
@@ -148,7 +148,7 @@ _SHOWS: Final = frozenset(
 _DECIDES: Final = (ast.Mod, ast.Compare, ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)
 
 
-def is_sole_condition(found: Accumulation, counter: str) -> bool:
+def is_sole_condition(found: AccumulationLoop, counter: str) -> bool:
     """Return whether the counter is used for the boundary's condition and to be shown, and for nothing else.
 
     A second test of it would keep to the old boundary: `zero_grad`, `no_sync`, the scheduler, what is left over.
@@ -216,7 +216,7 @@ def _shown(call: ast.Call) -> set[int]:
     return set() if any(isinstance(node, _DECIDES) for node in inner) else {id(node) for node in inner}
 
 
-def _called(found: Accumulation, tree: ast.AST) -> Iterator[ast.AST]:
+def _called(found: AccumulationLoop, tree: ast.AST) -> Iterator[ast.AST]:
     """The loop's function, and the functions that are called from the loop."""
     yield from walk(tree)
     seen = {found.loop.function}
@@ -243,7 +243,7 @@ def _is_period(node: ast.expr, period: str) -> bool:
     return text_of(node).rpartition(".")[2] == period.rpartition(".")[2]
 
 
-def shifted_boundary(found: Accumulation) -> tuple[Edit, ...]:
+def shifted_boundary(found: AccumulationLoop) -> tuple[Edit, ...]:
     """The edit that puts a boundary right; none unless the loop counts and its own function has the only remainder.
 
     Args:

@@ -10,7 +10,7 @@ from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import Action, Event, Loop, Run
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Function, Module, walk
-from oomdoctor.lint.patterns.accumulation import Accumulation, owner_text
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, owner_text
 from oomdoctor.lint.patterns.counters import definitions, expanded_text, writes
 from oomdoctor.results import Severity
 
@@ -18,7 +18,7 @@ _ENDLESS: Final = re.compile(r"infinite|endless|forever|cycle|stream|repeat|isli
 _WRAPPERS: Final = 6
 
 
-def handles_leftovers(found: Accumulation) -> bool:
+def handles_leftovers(found: AccumulationLoop) -> bool:
     """Return whether code handles the leftover micro-batches, or there can be none."""
     boundary = found.boundary
     if boundary is None or boundary.includes_last or not _is_over_epoch(found.loop):
@@ -26,7 +26,7 @@ def handles_leftovers(found: Accumulation) -> bool:
     return _steps_after_loop(found) or _stops_by_counter(found) or _computes_remainder(found)
 
 
-def leftover_outcome(found: Accumulation) -> tuple[str, Severity] | None:
+def leftover_outcome(found: AccumulationLoop) -> tuple[str, Severity] | None:
     """Return the fate of the leftover gradients, as the end of a sentence, and its severity.
 
     Returns:
@@ -46,7 +46,7 @@ def leftover_outcome(found: Accumulation) -> tuple[str, Severity] | None:
     return "make no step", Severity.NOTE
 
 
-def _is_zeroed_before(found: Accumulation, around: tuple[Loop, ...], *, restarts: bool) -> bool:
+def _is_zeroed_before(found: AccumulationLoop, around: tuple[Loop, ...], *, restarts: bool) -> bool:
     """Return whether gradients are zeroed before each pass of the loop, or at the start of each iteration."""
     for event in found.run.of(Action.ZERO_GRAD):
         if not found.is_same_optimizer(event):
@@ -93,13 +93,13 @@ def _is_over_epoch(loop: Loop) -> bool:
     return loop.over_batches
 
 
-def _around(found: Accumulation) -> tuple[Loop, ...]:
+def _around(found: AccumulationLoop) -> tuple[Loop, ...]:
     """The loops around the accumulating one."""
     loops = found.step.context.loops
     return loops[: loops.index(found.loop)]
 
 
-def _steps_after_loop(found: Accumulation) -> bool:
+def _steps_after_loop(found: AccumulationLoop) -> bool:
     """Return whether the optimizer steps after the loop, but in no other loop that is not around it."""
     around = _around(found)
     order = [id(event) for event in found.run.events]
@@ -112,7 +112,7 @@ def _steps_after_loop(found: Accumulation) -> bool:
     )
 
 
-def _stops_by_counter(found: Accumulation) -> bool:
+def _stops_by_counter(found: AccumulationLoop) -> bool:
     """Return whether the loop is left early by its counter: at the end, or where the last whole window ends."""
     counter = "" if found.boundary is None else found.boundary.counter
     tree = found.run.module.tree if found.loop.function is None else found.loop.function.node
@@ -129,7 +129,7 @@ def _leaves(node: ast.If) -> bool:
     return any(isinstance(statement, ast.Break | ast.Return) for statement in node.body)
 
 
-def _computes_remainder(found: Accumulation) -> bool:
+def _computes_remainder(found: AccumulationLoop) -> bool:
     """Return whether the file computes the remainder of `len(...)` by the accumulation steps."""
     text = found.owner.text if found.owner is not None else ""
     return re.search(rf"len\([^()]*\)\s*%\s*\(?{re.escape(found.period)}\b", text) is not None
@@ -155,7 +155,7 @@ _FACTOR: Final = re.compile(r"scal|factor|inv|norm|frac|share|weight|coef|num|co
 _CONFIGURED: Final = re.compile(r"Accelerator\([^)]*gradient_accumulation")
 
 
-def may_divide(found: Accumulation) -> bool:
+def may_divide(found: AccumulationLoop) -> bool:
     """Return whether the code around a loop divides losses or gradients somewhere, or means them to be sums."""
     text = found.run.module.text
     if _uses_period(found) or handles_gradients(found.run.module):
@@ -164,7 +164,7 @@ def may_divide(found: Accumulation) -> bool:
     return _SUMS.search(text) is not None or _SCALES.search(text) is not None or _mentions(made, found.period)
 
 
-def may_be_divided(event: Event, found: Accumulation) -> bool:
+def may_be_divided(event: Event, found: AccumulationLoop) -> bool:
     """Return whether the loss of a pass may be divided by the accumulation steps, here or out of sight.
 
     Args:
@@ -191,7 +191,7 @@ def _is_pass_of_object(event: Event, module: Module) -> bool:
     )
 
 
-def _uses_period(found: Accumulation) -> bool:
+def _uses_period(found: AccumulationLoop) -> bool:
     """Return whether the loop divides or multiplies by the accumulation steps, other than a number for the log."""
     for node in walk(found.loop.node):
         match node:

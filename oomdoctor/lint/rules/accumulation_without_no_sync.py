@@ -10,7 +10,7 @@ from typing import Final
 from oomdoctor.lint.flow.events import Action, Event, Run, With
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations
 from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.results import Severity
@@ -50,7 +50,7 @@ def _no_sync(event: Event) -> With | None:
     return next((manager for manager in event.context.withs if manager.name == ".no_sync"), None)
 
 
-def _each_time(run: Run, found: Accumulation) -> Iterator[Hit]:
+def _each_time(run: Run, found: AccumulationLoop) -> Iterator[Hit]:
     """Yield a hit where nothing in the file mentions `no_sync`."""
     if _SYNC_CONTROL.search(run.module.text) or _SYNC_CONTROL.search(found.step.module.text):
         return
@@ -68,7 +68,7 @@ def _help(forward: Event, model: str) -> str:
     return f"run all but the last micro-batch under `with {model}.no_sync():`"
 
 
-def _at_other_times(run: Run, found: Accumulation) -> Iterator[Hit]:
+def _at_other_times(run: Run, found: AccumulationLoop) -> Iterator[Hit]:
     """`no_sync` around all passes, or around the one before the step."""
     inside = [event for event in found.backwards if _no_sync(event) is not None and _forwards(run, event)]
     outside = [event for event in found.backwards if event not in inside]
@@ -92,7 +92,7 @@ def _is_plain(event: Event) -> bool:
     )
 
 
-def _misses(found: Accumulation, outside: list[Event]) -> bool:
+def _misses(found: AccumulationLoop, outside: list[Event]) -> bool:
     """Return whether other passes than those before the step are synchronised."""
     step = found.boundary
     if step is None:
@@ -106,7 +106,7 @@ def _misses(found: Accumulation, outside: list[Event]) -> bool:
     )
 
 
-def _boundaries(event: Event, found: Accumulation) -> Iterator[Boundary]:
+def _boundaries(event: Event, found: AccumulationLoop) -> Iterator[Boundary]:
     for guard in event.context.guards_in(found.loop):
         boundary = boundary_of(guard.test, holds=guard.holds)
         if boundary is not None:

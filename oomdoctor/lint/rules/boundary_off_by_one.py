@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations
 from oomdoctor.lint.patterns.boundary import Boundary
 from oomdoctor.lint.patterns.edits import shifted_boundary
 from oomdoctor.lint.rule import Hit, Subject, read_rule
@@ -28,7 +28,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
                 )
 
 
-def _first_window(found: Accumulation, boundary: Boundary) -> str:
+def _first_window(found: AccumulationLoop, boundary: Boundary) -> str:
     """Return the number of micro-batches of the first step, in words."""
     if found.step_offset == 1:
         return f"`{found.period} - 1` micro-batches"
@@ -36,7 +36,7 @@ def _first_window(found: Accumulation, boundary: Boundary) -> str:
     return f"`{found.period} + 1` micro-batches" if waits else "one micro-batch"
 
 
-def _help(found: Accumulation, boundary: Boundary) -> str:
+def _help(found: AccumulationLoop, boundary: Boundary) -> str:
     more = "" if boundary.includes_last else ", and step on the last batch too"
     if boundary.reaches:
         return f"count before the test: `{boundary.counter}` should be the number of micro-batches since the last step"

@@ -8,7 +8,7 @@ from typing import Final
 
 from oomdoctor.lint.flow.events import Action, Event
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _BOUNDLESS: Final = re.compile(r"""\binf\b|["']inf|1e\+?\d{2,}|10{5,}""")
@@ -27,7 +27,7 @@ def _only_measures(event: Event) -> bool:
     return event.call is not None and _BOUNDLESS.search(text_of(event.call)) is not None
 
 
-def _hit(event: Event, found: Accumulation) -> Hit:
+def _hit(event: Event, found: AccumulationLoop) -> Hit:
     name = event.name.rpartition(".")[2]
     return Hit.at(
         event,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Device, Event, Kind, Loop, Run
+from oomdoctor.lint.flow.events import Action, Event, Kind, Loop, Run, TensorDevice
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions
 from oomdoctor.lint.rule import Hit, Subject, read_rule
@@ -29,7 +29,9 @@ def _waits(event: Event, loop: Loop, run: Run) -> bool:
     if event.name != ".item" or event.context.loops[-1] is not loop or event.context.handlers:
         return False
     is_output = any(event.value.comes_from(made.result) for made in run.of(Action.FORWARD, within=loop))
-    if event.value.device is Device.CPU or not (is_output or event.value.kind is Kind.TENSOR or event.value.is_loss):
+    if event.value.device is TensorDevice.CPU or not (
+        is_output or event.value.kind is Kind.TENSOR or event.value.is_loss
+    ):
         return False
     passes = run.of(Action.BACKWARD, within=loop)
     expected = {text for other in passes for text in conditions(other.context.guards_in(loop))}

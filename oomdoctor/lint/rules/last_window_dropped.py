@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations
 from oomdoctor.lint.patterns.windows import handles_leftovers, iterable_of, leftover_outcome
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 
@@ -18,7 +18,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
                 yield from _judged(found)
 
 
-def _judged(found: Accumulation) -> Iterator[Hit]:
+def _judged(found: AccumulationLoop) -> Iterator[Hit]:
     what_happens = leftover_outcome(found)
     if what_happens is None or found.guard is None or found.owner is None:
         return
@@ -32,7 +32,7 @@ def _judged(found: Accumulation) -> Iterator[Hit]:
     )
 
 
-def _help(found: Accumulation, batches: str) -> str:
+def _help(found: AccumulationLoop, batches: str) -> str:
     counter, count = found.loop.counter, found.count
     if counter is None or count is None or count.by_hand or count.first is None:
         return "make a step after the loop for the rest, or on the last batch"

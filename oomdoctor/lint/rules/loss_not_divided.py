@@ -9,7 +9,7 @@ from typing import Final
 
 from oomdoctor.lint.flow.events import Action, Event
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations
 from oomdoctor.lint.patterns.windows import may_be_divided, may_divide
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.results import Severity
@@ -28,7 +28,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
                 yield from (_hit(event, found) for event in undivided)
 
 
-def _hit(event: Event, found: Accumulation) -> Hit:
+def _hit(event: Event, found: AccumulationLoop) -> Hit:
     loss = _name(event)
     told = f"{loss} is not divided by `{found.period}`, so each step follows the sum of that many gradients"
     library = (found.step.value.library or "").rpartition(".")[2]

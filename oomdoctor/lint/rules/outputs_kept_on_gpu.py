@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Device, Graph, Keeping, Kind, Value
+from oomdoctor.lint.flow.events import Action, Graph, Keeping, Kind, TensorDevice, Value
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import is_of_other_tensors, may_use_gpu, walk
 from oomdoctor.lint.patterns.keeping import Kept, kept_expression, kept_over_batches, may_be_small
@@ -30,7 +30,12 @@ def _output(kept: Kept) -> Value | None:
     """The part of what is kept that is an output of a model, without a graph, where the model is."""
     value = kept.event.value
     for part in (value, *value.parts):
-        if part.kind is Kind.TENSOR and part.graph is Graph.NO and part.device is Device.GPU and _is_output(kept, part):
+        if (
+            part.kind is Kind.TENSOR
+            and part.graph is Graph.NO
+            and part.device is TensorDevice.GPU
+            and _is_output(kept, part)
+        ):
             return part
     return None
 

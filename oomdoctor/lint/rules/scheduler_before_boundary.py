@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomdoctor.lint.flow.events import Action, Event
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations, owner_text
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations, owner_text
 from oomdoctor.lint.patterns.counters import counts_micro_batches
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.results import Severity
@@ -29,7 +29,7 @@ def _check(looked_at: Subject) -> Iterator[Hit]:
                     )
 
 
-def _is_early(event: Event, found: Accumulation) -> bool:
+def _is_early(event: Event, found: AccumulationLoop) -> bool:
     call = event.call
     is_plain = call is not None and not call.args and not call.keywords  # `step(epoch + i / n)` says where it is
     return is_plain and found.steps_alone and found.is_in_each_micro_step(event)

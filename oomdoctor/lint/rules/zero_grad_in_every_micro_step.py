@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomdoctor.lint.flow.events import Action
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations, owner_text
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations, owner_text
 from oomdoctor.lint.patterns.windows import handles_gradients
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 
@@ -19,7 +19,7 @@ def _check(looked_at: Subject) -> Iterator[Hit]:
                 yield from hits
 
 
-def _judged(found: Accumulation) -> Iterator[Hit]:
+def _judged(found: AccumulationLoop) -> Iterator[Hit]:
     for event in found.run.of(Action.ZERO_GRAD, within=found.loop):
         if event.name == ".zero_grad" and found.is_same_optimizer(event) and found.is_in_each_micro_step(event):
             yield Hit.at(

@@ -22,7 +22,7 @@ _ROOM_FOR_LABEL: Final = 60  # units of the plot
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CellPoint:
     """Place of one cell in the plot.
 
     Attributes:
@@ -52,7 +52,7 @@ class Series:
     name: str
     maximum: str
     recommended: str
-    points: tuple[Point, ...]
+    points: tuple[CellPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +126,12 @@ def _series(name: str, cells: Sequence[FrontierCell], place: int, across: Scale,
     )
 
 
-def _point(cell: FrontierCell, x: float, up: Scale) -> Point:
+def _point(cell: FrontierCell, x: float, up: Scale) -> CellPoint:
     at = ", ".join(f"{axis.name} {axis.size}" for axis in cell.sizes)
     if cell.maximum <= 0:
-        return Point(x, SCALE, fits=False, title=f"{at}: nothing fits")
+        return CellPoint(x, SCALE, fits=False, title=f"{at}: nothing fits")
     title = f"{at}: {cell.maximum}, recommended {cell.recommended}"
-    return Point(x, up.below_top(cell.maximum), fits=True, title=title)
+    return CellPoint(x, up.below_top(cell.maximum), fits=True, title=title)
 
 
 def _labels(sizes: Sequence[int], across: Scale) -> Iterator[tuple[float, int]]:

@@ -27,7 +27,7 @@ _RIGHT_HALF: Final = SCALE / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TrialMark:
     """One trial.
 
     Attributes:
@@ -77,7 +77,7 @@ class TrialsChart:
         left_out: Trials that are not drawn: without a figure, or too many.
     """
 
-    marks: tuple[Mark, ...]
+    marks: tuple[TrialMark, ...]
     line: str
     grid: tuple[Level, ...]
     capacity: Level | None
@@ -137,11 +137,11 @@ def _across(tried: Sequence[int]) -> Scale:
     return Scale(0, highest + max(1, highest * _ROOM))
 
 
-def _mark(trial: Trial, result: ProbeResult, across: Scale, up: Scale) -> Mark:
+def _mark(trial: Trial, result: ProbeResult, across: Scale, up: Scale) -> TrialMark:
     reached = f"{format_size(_peak(trial))} reserved at the peak"
     if trial.outcome is not Outcome.FITS:
         reached += ", up to the failure"
-    return Mark(
+    return TrialMark(
         x=across.at(trial.micro_batch),
         y=up.below_top(_peak(trial)),
         outcome=trial.outcome,

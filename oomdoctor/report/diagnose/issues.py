@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.report.diagnose import sentences
-from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path
+from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path
 from oomdoctor.report.plain_text import capitalised, first_line, sentence, shortened
 from oomdoctor.results import CauseId
 from oomdoctor.units import format_size
@@ -34,11 +34,11 @@ def _cause(result: DiagnosisResult) -> CauseId:
     return result.causes[0].id if result.causes else CauseId.UNKNOWN
 
 
-def _rule(result: DiagnosisResult) -> Rule:
+def _rule(result: DiagnosisResult) -> IssueKind:
     cause = _cause(result)
     changes = [f"- {sentence(remedy.change)}{_frees(remedy.frees_bytes)}" for remedy in result.remedies]
     text = "\n".join(changes) or "`oomdoctor diagnose` says what to collect to learn more."
-    return Rule(cause.value, capitalised(sentences.CAUSE_WORDS[cause]), text, "error")
+    return IssueKind(cause.value, capitalised(sentences.CAUSE_WORDS[cause]), text, "error")
 
 
 def _frees(size_bytes: int | None) -> str:

@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemoryParts:
     """The device's memory and its parts.
 
     Attributes:
@@ -52,7 +52,7 @@ class DeviceMemory:
     parts: tuple[Part, ...]
 
 
-def device_memory(facts: Facts) -> DeviceMemory:
+def device_memory(facts: Facts) -> DeviceMemoryParts:
     """Return the device's memory; the part that no number accounts for is one of the parts."""
     if facts.mps_max_bytes is not None:
         title, total = "Memory that PyTorch may use", facts.mps_max_bytes
@@ -60,7 +60,7 @@ def device_memory(facts: Facts) -> DeviceMemory:
         title, total = "Memory of the device", facts.total_bytes or 0
     known = _known_parts(facts)
     if not total or not known:
-        return DeviceMemory(title, 0, ())
+        return DeviceMemoryParts(title, 0, ())
     taken, free = sum(part.size_bytes for part in known), facts.free_bytes
     rest = total - taken - (free or 0)
     if rest > total * _SMALLEST_SHOWN:
@@ -71,8 +71,8 @@ def device_memory(facts: Facts) -> DeviceMemory:
     in_all = sum(part.size_bytes for part in parts)
     if in_all > total * (1 + _SMALLEST_SHOWN):  # a driver that spills, or a table of another moment
         has = "PyTorch may use" if facts.mps_max_bytes is not None else "the device has"
-        return DeviceMemory(f"Memory in use, {format_size(in_all)}; {has} {format_size(total)}", in_all, parts)
-    return DeviceMemory(f"{title}, {format_size(total)}", max(total, in_all), parts)
+        return DeviceMemoryParts(f"Memory in use, {format_size(in_all)}; {has} {format_size(total)}", in_all, parts)
+    return DeviceMemoryParts(f"{title}, {format_size(total)}", max(total, in_all), parts)
 
 
 def _known_parts(facts: Facts) -> list[Part]:

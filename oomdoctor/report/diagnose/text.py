@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from oomdoctor.output import Terminal
-    from oomdoctor.report.diagnose.memory import DeviceMemory, Use
+    from oomdoctor.report.diagnose.memory import DeviceMemoryParts, Use
     from oomdoctor.results import (
         DiagnosisDocument,
         DiagnosisResult,
@@ -325,7 +325,7 @@ def _numbers(result: DiagnosisResult, width: int, *, unicode: bool) -> Iterator[
         yield section("Also in the error" if memory.parts else "What the error tells", pairs(rows))
 
 
-def _memory(memory: DeviceMemory, width: int, *, unicode: bool) -> Iterator[RenderableType]:
+def _memory(memory: DeviceMemoryParts, width: int, *, unicode: bool) -> Iterator[RenderableType]:
     sizes = [part.size_bytes for part in memory.parts]
     characters = {use: both[not unicode] for use, both in _CHARACTERS.items()}
     bar = Text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path, target_file
 from oomdoctor.report.plain_text import first_line, sentence
 from oomdoctor.report.probe import sentences
 from oomdoctor.report.probe.plan import plan_heading, plan_rows
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from oomdoctor.results import ProbeDocument, ProbeResult
 
 _TITLE: Final = "oomdoctor probe"
-_NOTHING_FITS: Final = Rule(
+_NOTHING_FITS: Final = IssueKind(
     "nothing-fits",
     "No micro-batch fits",
     "Lower the weights' share: a smaller model, bf16, or sharding. `oomdoctor diagnose` of the error says more.",
     "error",
 )
-_ANSWER: Final = Rule(
+_ANSWER: Final = IssueKind(
     "micro-batch",
     "The largest micro-batch that fits",
     "Set the micro-batch and the accumulation steps as the result says.",

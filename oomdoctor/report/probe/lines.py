@@ -20,7 +20,7 @@ _LONGEST_NAME: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class LineRow:
+class UserLineRow:
     """One of the user's lines, or all the others.
 
     Attributes:
@@ -36,7 +36,7 @@ class LineRow:
     mostly: str
 
 
-def line_rows(found: StepMemory, most: int) -> list[LineRow]:
+def line_rows(found: StepMemory, most: int) -> list[UserLineRow]:
     """Return the lines that hold most at the peak, and last the rest, so that the rows sum to the whole."""
     by_line: dict[str | None, list[LineBytes]] = defaultdict(list)
     for part in found.source_lines:
@@ -50,15 +50,15 @@ def line_rows(found: StepMemory, most: int) -> list[LineRow]:
     return rows + ([_line_row("outside your lines", unknown, is_line=False)] if unknown else [])
 
 
-def memory_lines(found: StepMemory) -> list[LineRow]:
+def memory_lines(found: StepMemory) -> list[UserLineRow]:
     """Return the lines of the user's code that hold most at the peak."""
     return [row for row in line_rows(found, _MOST_SHOWN)[:_MOST_SHOWN] if row.is_line]
 
 
-def _line_row(name: str, parts: Sequence[LineBytes], *, is_line: bool) -> LineRow:
+def _line_row(name: str, parts: Sequence[LineBytes], *, is_line: bool) -> UserLineRow:
     sizes: Counter[str] = Counter()
     for part in parts:
         named = part.operator.removeprefix("aten::") if part.operator else CATEGORY_WORDS[part.category]
         sizes[visible(named, _LONGEST_NAME)] += part.allocated_bytes
     mostly = min(sizes, key=lambda operator: (-sizes[operator], operator), default="")
-    return LineRow(visible(name, _LONGEST_NAME), is_line, sum(sizes.values()), mostly)
+    return UserLineRow(visible(name, _LONGEST_NAME), is_line, sum(sizes.values()), mostly)

@@ -23,7 +23,7 @@ _CHOICES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BatchSettings:
     """What a batch is made from.
 
     Attributes:
@@ -84,18 +84,18 @@ class Task:
 
     auto: str
     mapping: str
-    batch: Callable[[Settings], Batch] = field(compare=False)
+    batch: Callable[[BatchSettings], Batch] = field(compare=False)
     classes: tuple[str, ...] = ()
 
 
-def _vocabulary(settings: Settings) -> int:
+def _vocabulary(settings: BatchSettings) -> int:
     size = getattr(settings.config.get_text_config(), "vocab_size", None)
     if not isinstance(size, int):
         raise refused(settings.reference, "its configuration has no `vocab_size`")
     return size
 
 
-def _length(settings: Settings, name: str = "sequence_length") -> tuple[int, str]:
+def _length(settings: BatchSettings, name: str = "sequence_length") -> tuple[int, str]:
     """Return the length of a sequence of tokens, and where it is from."""
     given, most = settings.given(name), getattr(settings.config.get_text_config(), "max_position_embeddings", None)
     if given is not None:
@@ -109,7 +109,7 @@ def _length(settings: Settings, name: str = "sequence_length") -> tuple[int, str
     return _USUAL_LENGTH, f"{_USUAL_LENGTH} tokens; its configuration has no length"
 
 
-def _check(settings: Settings, *names: str) -> tuple[str, ...]:
+def _check(settings: BatchSettings, *names: str) -> tuple[str, ...]:
     """Return the lines that refuse what no table of positions has: an index that a GPU alone would check."""
     if settings.positions is None:
         return ()
@@ -120,7 +120,7 @@ def _check(settings: Settings, *names: str) -> tuple[str, ...]:
     )
 
 
-def _text(settings: Settings, labels: str, choice: str, *, more: tuple[str, ...] = ()) -> Batch:
+def _text(settings: BatchSettings, labels: str, choice: str, *, more: tuple[str, ...] = ()) -> Batch:
     """Return a batch of tokens, `labels` being the expression of their labels."""
     length, note = _length(settings)
     lines = (
@@ -133,11 +133,11 @@ def _text(settings: Settings, labels: str, choice: str, *, more: tuple[str, ...]
     return Batch({"sequence_length": length}, lines, choices)
 
 
-def _causal(settings: Settings) -> Batch:
+def _causal(settings: BatchSettings) -> Batch:
     return _text(settings, '"labels": tokens.clone()', "the tokens themselves, which the model shifts")
 
 
-def _masked(settings: Settings) -> Batch:
+def _masked(settings: BatchSettings) -> Batch:
     lines = (
         "is_masked = torch.rand(tokens.shape) < 0.15",
         "labels = torch.where(is_masked, tokens, -100)  # the loss passes over -100",
@@ -145,11 +145,11 @@ def _masked(settings: Settings) -> Batch:
     return _text(settings, '"labels": labels', "15 % of the tokens", more=lines)
 
 
-def _replaced(settings: Settings) -> Batch:
+def _replaced(settings: BatchSettings) -> Batch:
     return _text(settings, '"labels": torch.randint(2, tokens.shape)', "for each token, whether it was replaced")
 
 
-def _pretraining(settings: Settings) -> Batch:
+def _pretraining(settings: BatchSettings) -> Batch:
     return _text(
         settings,
         '"labels": tokens.clone(), "next_sentence_label": torch.randint(2, (batch_size,))',
@@ -157,13 +157,13 @@ def _pretraining(settings: Settings) -> Batch:
     )
 
 
-def _sequences(settings: Settings) -> Batch:
+def _sequences(settings: BatchSettings) -> Batch:
     if settings.config.is_encoder_decoder:
         raise refused(settings.reference, "its step depends on where a sequence ends, which a GPU has to read back")
     return _text(settings, f'"labels": {_classes(settings)[0]}', _classes(settings)[1])
 
 
-def _classes(settings: Settings) -> tuple[str, str]:
+def _classes(settings: BatchSettings) -> tuple[str, str]:
     """Return the expression of one label a sample, and what it is."""
     count, kind = settings.config.num_labels, settings.config.problem_type
     if kind == "multi_label_classification":
@@ -174,18 +174,18 @@ def _classes(settings: Settings) -> tuple[str, str]:
     return f"torch.randint({count}, (batch_size,))", f"{count} classes, `num_labels` of its configuration"
 
 
-def _tokens(settings: Settings) -> Batch:
+def _tokens(settings: BatchSettings) -> Batch:
     count = settings.config.num_labels
     labels = f'"labels": torch.randint({count}, tokens.shape)'
     return _text(settings, labels, f"one of {count} classes a token, `num_labels` of its configuration")
 
 
-def _questions(settings: Settings) -> Batch:
+def _questions(settings: BatchSettings) -> Batch:
     ends = ", ".join(f'"{end}_positions": torch.randint(sequence_length, (batch_size,))' for end in ("start", "end"))
     return _text(settings, ends, "first and last token of the answer")
 
 
-def _multiple_choice(settings: Settings) -> Batch:
+def _multiple_choice(settings: BatchSettings) -> Batch:
     length, note = _length(settings)
     choices = settings.given("choices") or _CHOICES
     lines = (
@@ -197,7 +197,7 @@ def _multiple_choice(settings: Settings) -> Batch:
     return Batch({"sequence_length": length, "choices": choices}, lines, said)
 
 
-def _translation(settings: Settings) -> Batch:
+def _translation(settings: BatchSettings) -> Batch:
     length, note = _length(settings)
     target = settings.given("target_length") or length
     lines = (
@@ -211,7 +211,7 @@ def _translation(settings: Settings) -> Batch:
     return Batch({"sequence_length": length, "target_length": target}, lines, choices)
 
 
-def _side(settings: Settings, usual: int) -> tuple[int | tuple[int, int], str]:
+def _side(settings: BatchSettings, usual: int) -> tuple[int | tuple[int, int], str]:
     """Return the side of an image, or height and width where they differ, and where that is from."""
     if (given := settings.given("image_size")) is not None:
         return given, f"{given} x {given} pixels, as given"
@@ -232,7 +232,7 @@ def _sides(value: object) -> tuple[int, int] | None:
     return None
 
 
-def _image(settings: Settings, labels: str, choice: str, usual: int = _USUAL_IMAGE) -> Batch:
+def _image(settings: BatchSettings, labels: str, choice: str, usual: int = _USUAL_IMAGE) -> Batch:
     """Return a batch of images, `labels` being what goes with them; `{sides}` in it is height and width."""
     side, note = _side(settings, usual)
     channels = getattr(settings.config, "num_channels", 3)
@@ -245,22 +245,22 @@ def _image(settings: Settings, labels: str, choice: str, usual: int = _USUAL_IMA
     return Batch(sizes, lines, {"image_size": note, "labels": choice})
 
 
-def _images(settings: Settings) -> Batch:
+def _images(settings: BatchSettings) -> Batch:
     labels, note = _classes(settings)
     return _image(settings, f', "labels": {labels}', note)
 
 
-def _dense_images(settings: Settings) -> Batch:
+def _dense_images(settings: BatchSettings) -> Batch:
     count = settings.config.num_labels
     labels = f', "labels": torch.randint({count}, (batch_size, {{sides}}))'
     return _image(settings, labels, f"one of {count} classes a pixel, `num_labels` of its configuration", _DENSE_IMAGE)
 
 
-def _masked_images(settings: Settings) -> Batch:
+def _masked_images(settings: BatchSettings) -> Batch:
     return _image(settings, "", "the images themselves, of which the model masks a part")
 
 
-def _audio(settings: Settings, labels: str, choice: str) -> Batch:
+def _audio(settings: BatchSettings, labels: str, choice: str) -> Batch:
     """Return a batch of sound as samples."""
     rate = settings.preprocessor.get("sampling_rate", _SAMPLING_RATE)
     length = settings.given("audio_length") or _SECONDS * rate
@@ -272,14 +272,14 @@ def _audio(settings: Settings, labels: str, choice: str) -> Batch:
     return Batch({"audio_length": length}, lines, {"audio_length": f"{length} samples, {note}", "labels": choice})
 
 
-def _speech(settings: Settings) -> Batch:
+def _speech(settings: BatchSettings) -> Batch:
     if not hasattr(settings.config, "conv_stride"):
         raise refused(settings.reference, "what its feature extractor makes of sound cannot be known")
     labels = f"torch.randint(1, {_vocabulary(settings)}, (batch_size, audio_length // {_SAMPLES_A_LABEL}))"
     return _audio(settings, labels, f"one token for each {_SAMPLES_A_LABEL} samples, about what English speech has")
 
 
-def _sounds(settings: Settings) -> Batch:
+def _sounds(settings: BatchSettings) -> Batch:
     config, (labels, note) = settings.config, _classes(settings)
     if hasattr(config, "conv_stride"):
         return _audio(settings, labels, note)
@@ -293,7 +293,7 @@ def _sounds(settings: Settings) -> Batch:
     return Batch({}, lines, {"spectrogram": said, "labels": note})
 
 
-def _transcripts(settings: Settings) -> Batch:
+def _transcripts(settings: BatchSettings) -> Batch:
     config = settings.config
     if config.model_type not in ("whisper", "speech_to_text"):
         raise refused(settings.reference, "what its feature extractor makes of sound cannot be known")

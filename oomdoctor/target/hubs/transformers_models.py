@@ -12,7 +12,7 @@ import torch
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.target.contract import summary
 from oomdoctor.target.hubs.generated import GeneratedTarget, library, literal, refused, without_memory
-from oomdoctor.target.hubs.transformers_batches import TASKS, Batch, Settings, Task
+from oomdoctor.target.hubs.transformers_batches import TASKS, Batch, BatchSettings, Task
 
 if TYPE_CHECKING:
     from oomdoctor.target.reference import Reference
@@ -67,7 +67,7 @@ def of_transformers(reference: Reference) -> GeneratedTarget:
         raise refused(reference, f"it asks for `{name}`, and transformers makes `{type(model).__name__}`")
     if not _takes_labels(model):
         raise refused(reference, f"`{name}` takes no labels, so that it has no loss")
-    settings = Settings(reference, config, keywords, dtype, _positions(model, config), _preprocessor(path))
+    settings = BatchSettings(reference, config, keywords, dtype, _positions(model, config), _preprocessor(path))
     batch = task.batch(settings)
     choices = {
         "model": f"`{name}` of transformers {transformers.__version__}, {note}; random weights, none are downloaded",

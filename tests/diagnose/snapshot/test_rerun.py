@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from snapshot_scenarios import Load
 
-from oomdoctor.diagnose.snapshot.layout import Action
+from oomdoctor.diagnose.snapshot.layout import AllocatorAction
 from oomdoctor.diagnose.snapshot.summary import replay_by_rules
 from oomdoctor.units import MIB
 
@@ -48,7 +48,7 @@ def test_an_impossible_history_departs(scenario: Load) -> None:
     """A block of another size than was recorded is noticed where it is, and said in one sentence."""
     raw = scenario("clean").raw
     (device,) = raw.devices
-    alike = [at for at, event in enumerate(device.events) if event.action is Action.ALLOC]
+    alike = [at for at, event in enumerate(device.events) if event.action is AllocatorAction.ALLOC]
     at = alike[len(alike) // 2]
     changed = device.events[at]._replace(size=device.events[at].size + 64 * MIB)
     events = (*device.events[:at], changed, *device.events[at + 1 :])

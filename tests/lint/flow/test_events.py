@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from happening import event, events, lines
 
-from oomdoctor.lint.flow.events import Action, Device, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Action, Graph, Keeping, Kind, TensorDevice
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_lies_on_the_gpu_and_what_was_brought_away() -> None:
         "    for x in loader:\n"
         "        out.append(model(x)); out.append(model(x).cpu())"
     )
-    assert [kept.value.device for kept in events(text, Action.KEEP)] == [Device.GPU, Device.CPU]
+    assert [kept.value.device for kept in events(text, Action.KEEP)] == [TensorDevice.GPU, TensorDevice.CPU]
 
 
 def test_a_call_is_followed_with_its_loops_and_conditions() -> None:

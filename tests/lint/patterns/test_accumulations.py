@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.module import parse
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations
 
 EPOCHS = 3
 BATCHES = 11
@@ -55,7 +55,7 @@ def run(source: str, k: int) -> list[int]:
     return recorder.steps
 
 
-def predicted(found: Accumulation, k: int) -> list[int]:
+def predicted(found: AccumulationLoop, k: int) -> list[int]:
     """The same, by what was read."""
     boundary, count = found.boundary, found.count
     assert boundary is not None
@@ -73,7 +73,7 @@ def predicted(found: Accumulation, k: int) -> list[int]:
     return steps
 
 
-def found_in(source: str) -> list[Accumulation]:
+def found_in(source: str) -> list[AccumulationLoop]:
     """What is read from a script."""
     return [found for one in runs_of(parse(source, Path("train.py"))) for found in accumulations(one)]
 

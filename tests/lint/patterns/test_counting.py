@@ -9,7 +9,7 @@ import pytest
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.counters import Count
+from oomdoctor.lint.patterns.counters import LoopCounter
 
 SCRIPT = """\
 import torch
@@ -29,7 +29,7 @@ def train(model, loader, optimizer, loss_fn, k):
 """
 
 
-def count(counter: str = "n", target: str = "x, y", loader: str = "loader", **lines: str) -> Count | None:
+def count(counter: str = "n", target: str = "x, y", loader: str = "loader", **lines: str) -> LoopCounter | None:
     """How the counter of a script runs, lines of which are given by their place."""
     places = dict.fromkeys(("before", "epoch", "first", "inside", "last"), "pass") | lines
     text = SCRIPT.format(counter=counter, target=target, loader=loader, **places)
@@ -40,16 +40,16 @@ def count(counter: str = "n", target: str = "x, y", loader: str = "loader", **li
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ({"before": "n = 0", "first": "n += 1"}, Count(1, by_hand=True, restarts=False)),
-        ({"before": "n = 0", "last": "n += 1"}, Count(0, by_hand=True, restarts=False)),
-        ({"epoch": "n = 5", "last": "n = n + 1"}, Count(5, by_hand=True, restarts=True)),
-        ({"before": "n = 0", "first": "n = 1 + n", "inside": "n = 0"}, Count(1, by_hand=True, restarts=False)),
-        ({"before": "n = k", "first": "n += 1"}, Count(None, by_hand=True, restarts=False)),
-        ({"before": "n = 0", "epoch": "n = 3", "first": "n += 1"}, Count(None, by_hand=True, restarts=False)),
-        ({"first": "n += 1"}, Count(None, by_hand=True, restarts=None)),
+        ({"before": "n = 0", "first": "n += 1"}, LoopCounter(1, by_hand=True, restarts=False)),
+        ({"before": "n = 0", "last": "n += 1"}, LoopCounter(0, by_hand=True, restarts=False)),
+        ({"epoch": "n = 5", "last": "n = n + 1"}, LoopCounter(5, by_hand=True, restarts=True)),
+        ({"before": "n = 0", "first": "n = 1 + n", "inside": "n = 0"}, LoopCounter(1, by_hand=True, restarts=False)),
+        ({"before": "n = k", "first": "n += 1"}, LoopCounter(None, by_hand=True, restarts=False)),
+        ({"before": "n = 0", "epoch": "n = 3", "first": "n += 1"}, LoopCounter(None, by_hand=True, restarts=False)),
+        ({"first": "n += 1"}, LoopCounter(None, by_hand=True, restarts=None)),
     ],
 )
-def test_a_counter_by_hand_is_read(lines: dict[str, str], expected: Count) -> None:
+def test_a_counter_by_hand_is_read(lines: dict[str, str], expected: LoopCounter) -> None:
     """Where it begins, whether it counts before the test, and whether each epoch sets it anew are told."""
     assert count(**lines) == expected
 
@@ -84,7 +84,7 @@ def test_what_does_not_count_by_one_is_no_counter(lines: dict[str, str]) -> None
 )
 def test_the_loop_s_own_counter_is_read(target: str, loader: str, before: str, first: int | None) -> None:
     """`enumerate` is seen with its start, and through a progress bar that has a name."""
-    assert count(target=target, loader=loader, before=before) == Count(first, by_hand=False, restarts=True)
+    assert count(target=target, loader=loader, before=before) == LoopCounter(first, by_hand=False, restarts=True)
 
 
 @pytest.mark.parametrize("before", ["bar = enumerate(loader, 1)", "bar = enumerate(loader); bar = skip(bar)", "pass"])

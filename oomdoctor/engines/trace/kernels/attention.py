@@ -19,7 +19,7 @@ from oomdoctor.engines.trace.torch_internals import TORCH, sdp_enabled
 
 if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.op_trace import Call, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import OperatorCall, TemporariesByName
 
 _aten: Any = torch.ops.aten
 _LARGEST_FLASH_HEAD: Final = 256
@@ -213,7 +213,7 @@ def _contiguous_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
     return tuple(t.numel() * t.element_size() for t in tensors if not t.transpose(1, 2).is_contiguous())
 
 
-def _flash_backward_temporaries(call: Call) -> Temporaries:
+def _flash_backward_temporaries(call: OperatorCall) -> Temporaries:
     """Take an fp32 row for the softmax, an fp32 gradient of the query, and grouped keys' gradients for every head."""
     gradient, query, key = call.args[:3]
     batch, heads, length, size = query.shape
@@ -224,7 +224,7 @@ def _flash_backward_temporaries(call: Call) -> Temporaries:
     return Temporaries(_contiguous_copies(gradient, call.args[4]), tuple(after))
 
 
-def _efficient_temporaries(call: Call) -> Temporaries:
+def _efficient_temporaries(call: OperatorCall) -> Temporaries:
     """Put seed and offset of the dropout on the host, but since torch 2.7 on the device where there is no dropout."""
     dropout = call.args[5] if len(call.args) > 5 else call.kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - its place
     if TORCH < _SEED_ON_DEVICE or dropout:
@@ -232,7 +232,7 @@ def _efficient_temporaries(call: Call) -> Temporaries:
     return Temporaries(order=[2, 3, 0, 1])
 
 
-def _flash_temporaries(call: Call) -> Temporaries:
+def _flash_temporaries(call: OperatorCall) -> Temporaries:
     """Take partial outputs where few blocks run, and the dropout's state, which before torch 2.7 is on the host."""
     on_host = (6, 7) if TORCH < _SEED_ON_DEVICE else ()
     query, key = call.args[:2]
@@ -268,7 +268,7 @@ def _rounded_head(size: int) -> int:
     return _round_up(size, 32 if size <= _ROWS or TORCH < _WIDE_HEADS_BY_64 else 64)
 
 
-def _efficient_backward_temporaries(call: Call) -> Temporaries:
+def _efficient_backward_temporaries(call: OperatorCall) -> Temporaries:
     gradient, query, key, value = call.args[:4]
     batch, heads, length, size = query.shape
     rows = batch * heads * length * 4
@@ -281,7 +281,7 @@ def _efficient_backward_temporaries(call: Call) -> Temporaries:
     return Temporaries(copies, (*shared, product, rows, rows, -2 - first, -1 - first, workspace))
 
 
-def _accumulator_floats(call: Call, size: int) -> int:
+def _accumulator_floats(call: OperatorCall, size: int) -> int:
     """Return the fp32 accumulators of a head: the query's gradient by blocks with a lock each, wide keys and values.
 
     The shapes of the blocks were seen on null GPUs; PyTorch takes the first kernel that fits head and shared memory.
@@ -295,7 +295,7 @@ def _accumulator_floats(call: Call, size: int) -> int:
     return floats
 
 
-def _backward_block(call: Call, size: int) -> tuple[int, int, bool]:
+def _backward_block(call: OperatorCall, size: int) -> tuple[int, int, bool]:
     """Return a block's rows and columns, and whether gradients of keys and values are kept outside the registers."""
     if call.args[1].dtype not in HALF_TYPES or size <= 64:  # noqa: PLR2004 - head sizes of kernels
         return 64, 64, False

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, TemporariesByName
 
 _SIGNAL: Final = 3
 _PICTURE: Final = 4
@@ -224,7 +224,7 @@ _ALIGNMENT: Final = 32
 """Largest alignment that PyTorch tells cuDNN. Source: `getAlignment`, Conv_v8.cpp."""
 
 
-def _workspace_of(call: Call) -> Temporaries:
+def _workspace_of(call: OperatorCall) -> Temporaries:
     convolution, deterministic, allow_tf32 = call.args
     card = card_properties(call.card)
     sizes = workspaces(card, convolution, deterministic=deterministic, allow_tf32=allow_tf32)
@@ -380,7 +380,7 @@ _NEAREST: Final = ("upsample_nearest2d", "upsample_nearest3d", "_upsample_neares
 _OTHERS: Final = ("upsample_bilinear2d", "upsample_bicubic2d")
 
 
-def _result_copies(call: Call) -> tuple[int, ...]:
+def _result_copies(call: OperatorCall) -> tuple[int, ...]:
     """Return the bytes of contiguous tensors that are written where the results are not contiguous."""
     return tuple(prod(result.size) * result.dtype.itemsize for result in call.results if not _is_contiguous(result))
 
@@ -389,16 +389,16 @@ def _is_contiguous(result: Any) -> bool:  # noqa: ANN401 - see `plans`
     return torch.empty_strided(result.size, result.stride, device="meta").is_contiguous()
 
 
-def _adaptive_max_backward(call: Call) -> Temporaries:
+def _adaptive_max_backward(call: OperatorCall) -> Temporaries:
     gradient, _, indices = call.args[:3]
     return Temporaries(after=(*copied_bytes((gradient, indices)), *_result_copies(call)))
 
 
-def _windowed(call: Call) -> Temporaries:
+def _windowed(call: OperatorCall) -> Temporaries:
     return Temporaries(after=_copies_like(call.args[0], call.args[0]))
 
 
-def _windowed_backward(call: Call) -> Temporaries:
+def _windowed_backward(call: OperatorCall) -> Temporaries:
     gradient, x = call.args[:2]
     return Temporaries(after=_copies_like(x, x, gradient))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, TemporariesByName
 
 _MASKS: Final = (torch.bool, torch.uint8)
 _WHY: Final = "the shape of its result depends on data"
@@ -253,14 +253,14 @@ _TILES: Final = {
 """Elements of a block, and from which compute capability on there are others; narrow values count as wide ones."""
 
 
-def _sum_bytes(call: Call) -> Temporaries:
+def _sum_bytes(call: OperatorCall) -> Temporaries:
     """Return the storage of `DeviceReduce::Sum`: a word for each block, unless there is one."""
     card, count = call.card, call.args[0]
     blocks = card.sm_count * (card.max_threads_per_sm // _SUM_THREADS) * _GRIDS_A_CARD
     return Temporaries(after=(1 if count <= _SUM_TILE else cub_storage_bytes(_WORD * blocks),))
 
 
-def _lookback_bytes(function: str, call: Call) -> Temporaries:
+def _lookback_bytes(function: str, call: OperatorCall) -> Temporaries:
     """Return the storage of a function whose blocks look back at those before: a state for each."""
     least, tiles = _TILES[function]
     since = max((capability for capability in tiles if capability <= call.card.compute_capability), default=None)
@@ -269,12 +269,12 @@ def _lookback_bytes(function: str, call: Call) -> Temporaries:
     return Temporaries(after=(cub_storage_bytes(states * _STATE, alignments=2),))
 
 
-def _run_bytes(call: Call) -> Temporaries:
+def _run_bytes(call: OperatorCall) -> Temporaries:
     states = -(-call.args[0] // _RUN_TILE) + LOOKBACK_PADDING
     return Temporaries(after=(cub_storage_bytes(2 * states * _STATE),))
 
 
-def _prefixes(call: Call) -> Temporaries:
+def _prefixes(call: OperatorCall) -> Temporaries:
     """Return the place of each number that is put, and the storage of their sum."""
     count = call.args[1].numel()
     return Temporaries(after=(count * _INDEX_BYTES, inclusive_scan_bytes(count, torch.int64)))

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, TemporariesByName
 
 _INDEX_BYTES: Final = 8
 _BOTH_ENDS_AT_ONCE: Final = (2, 7)
 """One kernel finds the least and the largest number in 2.15, two do in 2.6; between them nothing is known."""
 
 
-def _copied_indices(call: Call) -> Temporaries:
+def _copied_indices(call: OperatorCall) -> Temporaries:
     """Return the copies of indices that are not of 64 bits, or not laid out alike."""
     given = [index for index in call.args[1] if index is not None]
     widened = tuple(index.numel() * _INDEX_BYTES for index in given if index.dtype is torch.int32)
@@ -144,7 +144,7 @@ def _check_bounds(index: torch.Tensor) -> None:
         del found, _
 
 
-def _searched(call: Call) -> Temporaries:
+def _searched(call: OperatorCall) -> Temporaries:
     """Return the contiguous copies and the conversions to one type of the numbers and the boundaries."""
     given = [value for value in call.args[:2] if isinstance(value, torch.Tensor) and value.dim()]
     copied = copied_bytes(given)
@@ -257,7 +257,7 @@ class _SortedRows(NamedTuple):
         return (parts * self.index_bytes, *in_fp32)
 
 
-def _embedding_backward(call: Call) -> Temporaries:
+def _embedding_backward(call: OperatorCall) -> Temporaries:
     gradient, indices, rows = call.args[:3]
     count, by_frequency = indices.numel(), call.args[4] if len(call.args) > 4 else False  # noqa: PLR2004 - its place
     copies = copied_bytes((gradient, indices))
@@ -268,12 +268,12 @@ def _embedding_backward(call: Call) -> Temporaries:
     return added.temporaries(copies, by_frequency=by_frequency)
 
 
-def _bags(_: Call) -> Temporaries:
+def _bags(_: OperatorCall) -> Temporaries:
     """Return the order: the sizes of the bags and the bag of each row are allocated before the output."""
     return Temporaries(order=[2, 1, 0, 3])
 
 
-def _bag_backward(call: Call) -> Temporaries:
+def _bag_backward(call: OperatorCall) -> Temporaries:
     gradient, indices, rows, by_frequency, mode = (call.args[place] for place in (0, 1, 6, 7, 8))
     if not indices.numel():
         return NO_TEMPORARIES

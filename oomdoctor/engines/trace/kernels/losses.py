@@ -21,7 +21,7 @@ from oomdoctor.engines.trace.op_trace import Temporaries
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, TemporariesByName
 
 _NONE: Final = 0
 _MEAN: Final = 1
@@ -29,7 +29,7 @@ _LARGE_CTC: Final = 450
 """Size from which the probabilities of all blanks are summed in one operator."""
 
 
-def _pixels(call: Call) -> Temporaries:
+def _pixels(call: OperatorCall) -> Temporaries:
     _, target, weight, reduction = call.args[:4]
     return Temporaries(after=copied_bytes((weight, target)) if reduction else (), order=[1, 0])
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, TemporariesByName
 
 _PLANE: Final = 2
 _SINCE_HOPPER: Final = 9
@@ -45,20 +45,20 @@ def _workspace_bytes(card: Card) -> int:
     return _NEW_WORKSPACE if card.compute_capability[0] >= _SINCE_HOPPER else _OLD_WORKSPACE
 
 
-def _product_temporaries(call: Call) -> Temporaries:
+def _product_temporaries(call: OperatorCall) -> Temporaries:
     nbytes = _workspace_bytes(call.card)
     workspace = () if not nbytes else (nbytes if _has_temporary_workspace() else Workspace("cublas", nbytes),)
     return Temporaries(after=(*_copies(call), *workspace))
 
 
-def _batched_product_temporaries(call: Call) -> Temporaries:
+def _batched_product_temporaries(call: OperatorCall) -> Temporaries:
     """Take nothing for columns by rows, an element-wise product; seen on null GPUs in torch 2.15, and not in 2.6."""
     if TORCH >= _TEMPORARY_WORKSPACES and call.args[0].shape[-1] == 1:
         return NO_TEMPORARIES
     return _product_temporaries(call)
 
 
-def _copies(call: Call) -> tuple[int, ...]:
+def _copies(call: OperatorCall) -> tuple[int, ...]:
     """Return the bytes of the copies of factors whose layout cuBLAS cannot read, such as an expanded gradient.
 
     Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, Blas.cpp.
@@ -81,7 +81,7 @@ def _has_temporary_workspace() -> bool:
     return TORCH >= _TEMPORARY_WORKSPACES and os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") != "1"
 
 
-def _addmm_temporaries(call: Call) -> Temporaries:
+def _addmm_temporaries(call: OperatorCall) -> Temporaries:
     """Take the workspace of cuBLASLt where it adds the bias as well, else that of a product."""
     bias, _, right = call.args[:3]
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == right.shape[1] and min(right.shape) > 1

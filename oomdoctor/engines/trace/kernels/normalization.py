@@ -26,15 +26,15 @@ from oomdoctor.engines.trace.torch_internals import TORCH
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.engines.trace.op_trace import AllocationStep, Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import AllocationStep, KernelsByName, OperatorCall, TemporariesByName
 
 
-def _softmax(call: Call) -> Temporaries:
+def _softmax(call: OperatorCall) -> Temporaries:
     """Take contiguous copies of the arguments. Source: `host_softmax`, SoftMax.cu."""
     return Temporaries(after=copied_bytes(call.args))
 
 
-def _softmax_backward(call: Call) -> Temporaries:
+def _softmax_backward(call: OperatorCall) -> Temporaries:
     """Take the product of gradient and output, and copies of product and output that are not contiguous.
 
     Source: `softmax_backward_cuda_out`, SoftMax.cu.
@@ -44,12 +44,12 @@ def _softmax_backward(call: Call) -> Temporaries:
     return Temporaries(after=(product.nbytes, *copied_bytes((product, output))))
 
 
-def _second_result_first(_: Call) -> Temporaries:
+def _second_result_first(_: OperatorCall) -> Temporaries:
     """Return the order of a dropout's mask or a cell's workspace, allocated before the output."""
     return Temporaries(order=[1, 0])
 
 
-def _third_result_first(_: Call) -> Temporaries:
+def _third_result_first(_: OperatorCall) -> Temporaries:
     return Temporaries(order=[2, 0, 1])
 
 
@@ -207,7 +207,7 @@ _MOST_BLOCKS: Final = 32 * 1024
 _WORD: Final = 4
 
 
-def _layer_norm_backward(call: Call) -> Temporaries:
+def _layer_norm_backward(call: OperatorCall) -> Temporaries:
     gradient, x, shape = call.args[:3]
     before, after = copied_bytes((x,)), copied_bytes((gradient,))
     wanted = [result for result in call.results[1:] if result is not None]
@@ -215,7 +215,7 @@ def _layer_norm_backward(call: Call) -> Temporaries:
 
 
 def _partial_gradients(
-    call: Call, x: torch.Tensor, width: int, wanted: list[Any], held: int
+    call: OperatorCall, x: torch.Tensor, width: int, wanted: list[Any], held: int
 ) -> tuple[AllocationStep, ...]:
     """Return the steps of each weight's table of partial gradients, and of its sum, with partial results.
 
@@ -259,7 +259,7 @@ _IS_NEW: Final = TORCH >= (2, 15)
 """Whether kernels copy tensors that are not contiguous, as the operator did before, and read channels last."""
 
 
-def _group_norm(call: Call) -> Temporaries:
+def _group_norm(call: OperatorCall) -> Temporaries:
     x, weight, bias, batch, channels, pixels, groups = call.args[:7]
     is_last = _is_channels_last(x)
     sums = (batch * groups * _FLOAT_BYTES,) * 2 if _IS_NEW and x.dtype in HALF_TYPES else ()
@@ -268,7 +268,7 @@ def _group_norm(call: Call) -> Temporaries:
     return Temporaries(after=(*_group_norm_copies(x), *sums, *factors))
 
 
-def _group_norm_backward(call: Call) -> Temporaries:
+def _group_norm_backward(call: OperatorCall) -> Temporaries:
     (gradient, x), weight, (batch, channels, pixels, groups) = call.args[:2], call.args[4], call.args[5:9]
     each, grouped = batch * channels * _FLOAT_BYTES, batch * groups * _FLOAT_BYTES
     copies = _group_norm_copies(x, gradient)

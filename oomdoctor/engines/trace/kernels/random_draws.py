@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oomdoctor.engines.trace.kernels.sorting import SORT_PAIRS, select_largest
-from oomdoctor.engines.trace.op_trace import Call, LibraryFunction, Temporaries, Workspace
+from oomdoctor.engines.trace.op_trace import LibraryFunction, OperatorCall, Temporaries, Workspace
 from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ _STATE_BYTES_A_THREAD: Final = 16
 _DROPOUT_STATE: Final = "cudnn_dropout_state"
 
 
-def dropout_state_call(card: Card) -> Call:
+def dropout_state_call(card: Card) -> OperatorCall:
     """Return the call that makes cuDNN's dropout state."""
-    return Call(card, LibraryFunction(_DROPOUT_STATE), (), {}, [])
+    return OperatorCall(card, LibraryFunction(_DROPOUT_STATE), (), {}, [])
 
 
 def dropout_state_bytes(card: Card) -> int:

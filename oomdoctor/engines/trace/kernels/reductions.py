@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, TemporariesByName
 
 _WARP: Final = 32
 _MOST_THREADS: Final = 512
@@ -180,43 +180,43 @@ _TRUTHS_ARE_BOOLS: Final = TORCH >= (2, 7)
 """Partial results of `any` and `all` are bools in 2.15, and of the input's type in 2.6."""
 
 
-def _sum(call: Call) -> Temporaries:
+def _sum(call: OperatorCall) -> Temporaries:
     """Sum in fp32, or in the result's type where that is larger, after a cast to it."""
     tensor, dtype = call.args[0], _result_type(call)
     is_read_as_it_is = tensor.dtype in (dtype, *HALF_TYPES) if dtype is torch.float32 else tensor.dtype is dtype
     return _partial(call, None if is_read_as_it_is else dtype, max(_WORD, dtype.itemsize))
 
 
-def _whole_extreme(call: Call) -> Temporaries:
+def _whole_extreme(call: OperatorCall) -> Temporaries:
     """Reduce all elements to the least, the largest, or both."""
     both = 2 if len(call.results) > 1 else 1
     return _of_contiguous(call, both * call.args[0].element_size())
 
 
-def _both_extremes(call: Call) -> Temporaries:
+def _both_extremes(call: OperatorCall) -> Temporaries:
     if call.kwargs.get("dim") is None:
         return _whole_extreme(call)
     return _partial(call, None, 2 * call.args[0].element_size())
 
 
-def _arg_extreme(call: Call) -> Temporaries:
+def _arg_extreme(call: OperatorCall) -> Temporaries:
     return _partial(call, None, _INDEX_AND_VALUE)
 
 
-def _arg_extreme_of_all(call: Call) -> Temporaries:
+def _arg_extreme_of_all(call: OperatorCall) -> Temporaries:
     """Reduce a dimension, or all elements, flattened."""
     if _dims(call) is not None:
         return _arg_extreme(call)
     return _of_contiguous(call, _INDEX_AND_VALUE, flat=True)
 
 
-def _variance(call: Call) -> Temporaries:
+def _variance(call: OperatorCall) -> Temporaries:
     """Compute the variance by Welford's algorithm, in fp32 or fp64."""
     item = _WELFORD_NUMBERS * max(_WORD, call.args[0].element_size())
     return _partial(call, None, item, _WELFORD_VECTOR)
 
 
-def _partial(call: Call, dtype: torch.dtype | None, item_bytes: int, *vector: int) -> Temporaries:
+def _partial(call: OperatorCall, dtype: torch.dtype | None, item_bytes: int, *vector: int) -> Temporaries:
     tensor = meta_like(call.args[0])
     copy: tuple[int, ...] = ()
     if dtype is not None:
@@ -227,7 +227,7 @@ def _partial(call: Call, dtype: torch.dtype | None, item_bytes: int, *vector: in
     )
 
 
-def _of_contiguous(call: Call, item_bytes: int, *, flat: bool = False) -> Temporaries:
+def _of_contiguous(call: OperatorCall, item_bytes: int, *, flat: bool = False) -> Temporaries:
     tensor = meta_like(call.args[0])
     whole = tensor.reshape(-1) if flat else tensor.contiguous()
     is_copied = whole.untyped_storage()._cdata != tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
@@ -235,7 +235,7 @@ def _of_contiguous(call: Call, item_bytes: int, *, flat: bool = False) -> Tempor
     return Temporaries(after=(*copy, *partial_results(call.card, whole, None, item_bytes, held=len(copy))))
 
 
-def _dims(call: Call) -> Any:  # noqa: ANN401 - a list of integers, or None
+def _dims(call: OperatorCall) -> Any:  # noqa: ANN401 - a list of integers, or None
     """Return the dimensions, given as one or several, by position or by name."""
     given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     if isinstance(given, bool) or not isinstance(given, int | list | tuple):
@@ -243,7 +243,7 @@ def _dims(call: Call) -> Any:  # noqa: ANN401 - a list of integers, or None
     return (given,) if isinstance(given, int) else given
 
 
-def _result_type(call: Call) -> torch.dtype:
+def _result_type(call: OperatorCall) -> torch.dtype:
     result = call.kwargs.get("out", call.results[0])
     dtype: torch.dtype = result.dtype
     return dtype
@@ -253,13 +253,13 @@ _CHUNK: Final = 65536
 _CHUNKS_OF_ALL: Final = (2, 7)
 
 
-def _vector_norm(call: Call) -> Temporaries:
+def _vector_norm(call: OperatorCall) -> Temporaries:
     """Sum in fp32 or fp64; the dimensions come after the order of the norm."""
     tensor, dims = call.args[0], call.args[2] if len(call.args) > 2 else None  # noqa: PLR2004 - their place
     return Temporaries(after=partial_results(call.card, tensor, dims, max(_WORD, tensor.element_size())))
 
 
-def _foreach_norm(call: Call) -> Temporaries:
+def _foreach_norm(call: OperatorCall) -> Temporaries:
     """Take a partial norm of each chunk; newer versions first the offsets of each tensor's chunks."""
     tensors = call.args[0]
     chunks = [-(-tensor.numel() // _CHUNK) for tensor in tensors]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, TemporariesByName
 
 IS_NEW: Final = TORCH >= (2, 7)
 """Whether CUB is that of torch 2.15; between 2.6 and 2.15 nothing is known."""
@@ -95,7 +95,7 @@ def inclusive_scan_bytes(count: int, dtype: torch.dtype) -> int:
     return cub_storage_bytes(*(states * part for part in parts), alignments=2 if IS_NEW or is_half else 1)
 
 
-def _running_sum(call: Call) -> Temporaries:
+def _running_sum(call: OperatorCall) -> Temporaries:
     """Return a contiguous copy in the result's type, and the storage where the tensor is one run."""
     x, dim = call.args[:2]
     dtype = call.kwargs.get("dtype") or (x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64)
@@ -194,7 +194,7 @@ def _onesweep(card: Card, key_bytes: int, value_bytes: int) -> tuple[int, int]:
     return 256, 46 if is_word and value_bytes == _WORD else 23
 
 
-def _sort_temporaries(call: Call) -> Temporaries:
+def _sort_temporaries(call: OperatorCall) -> Temporaries:
     return Temporaries(after=(radix_sort_bytes(call.card, *call.args),))
 
 
@@ -216,7 +216,7 @@ def _has_several_blocks(slices: int, length: int) -> bool:
     return next(length >= enough for most, enough in _ENOUGH if most is None or slices <= most)
 
 
-def _selection_temporaries(call: Call) -> Temporaries:
+def _selection_temporaries(call: OperatorCall) -> Temporaries:
     slices, length, item_bytes = call.args
     count = slices * length
     threads = call.card.sm_count * (_REGISTERS_A_PROCESSOR // _REGISTERS_A_BLOCK) * _THREADS

@@ -23,7 +23,7 @@ from random_traces import RULES, TOTAL, Found, compared
 from oomdoctor.agent.allocator_blocks import AllocationTrace
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import FIRST_ADDRESS, AllocationError, DeviceMemory
-from oomdoctor.engines.allocator.settings import Settings, parse_settings
+from oomdoctor.engines.allocator.settings import AllocatorSettings, parse_settings
 from oomdoctor.engines.null_gpu.library import set_capacity_bytes
 from oomdoctor.examples import gpt2, lstm, resnet50, unet, vit_b16
 from oomdoctor.trial.replay import record_allocations
@@ -69,7 +69,7 @@ def allocate(simulated: CachingAllocator, size: int) -> tuple[Any, Any]:
         return real, str(error)
 
 
-def run(trace: AllocationTrace, capacity: int, settings: Settings, done: Counter[str]) -> Found:
+def run(trace: AllocationTrace, capacity: int, settings: AllocatorSettings, done: Counter[str]) -> Found:
     """Run a trace until memory is out; the first departure."""
     set_capacity_bytes(capacity)
     simulated = CachingAllocator(DeviceMemory(TOTAL), settings, RULES)

@@ -21,7 +21,7 @@ import torch
 
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import FIRST_ADDRESS, AllocationError, DeviceMemory
-from oomdoctor.engines.allocator.settings import Settings, parse_settings, rules_of, settings_from_environment
+from oomdoctor.engines.allocator.settings import AllocatorSettings, parse_settings, rules_of, settings_from_environment
 from oomdoctor.errors import OomdoctorError
 
 TOTAL = int(os.environ["OOMDOCTOR_NULL_TOTAL_BYTES"])
@@ -74,7 +74,7 @@ Found = list[Any]
 class Pair:
     """PyTorch's allocator and the simulator side by side."""
 
-    def __init__(self, settings: Settings, base: int, streams: list[torch.cuda.Stream]) -> None:
+    def __init__(self, settings: AllocatorSettings, base: int, streams: list[torch.cuda.Stream]) -> None:
         self.simulated = CachingAllocator(DeviceMemory(TOTAL, CONTEXT), settings, RULES)
         self.base = base
         self.streams = streams
