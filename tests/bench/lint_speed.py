@@ -28,8 +28,8 @@ LINT: Final = """
 import json, resource, sys, time
 from pathlib import Path
 from oomdoctor.lint.engine import lint
-from oomdoctor.lint.settings import Settings
-result = lint(sys.argv[1:], Settings(root=Path(sys.argv[1]))).result
+from oomdoctor.lint.settings import LintSettings
+result = lint(sys.argv[1:], LintSettings(root=Path(sys.argv[1]))).result
 print(json.dumps({
     "files": result.files,
     "skipped_files": result.skipped_files,

@@ -325,7 +325,7 @@ def test_nothing_is_imported_and_nothing_is_run(here: Path) -> None:
     (here / "torch.py").write_text("raise SystemExit(3)\n")
     (here / "a.py").write_text(IMPORT + "raise SystemExit(4)\n")
     code = (
-        "import sys; from oomdoctor.lint.engine import lint; from oomdoctor.lint.settings import Settings\n"
-        "lint(['.'], Settings()); sys.exit('torch' in sys.modules)"
+        "import sys; from oomdoctor.lint.engine import lint; from oomdoctor.lint.settings import LintSettings\n"
+        "lint(['.'], LintSettings()); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=here, check=False).returncode == 0

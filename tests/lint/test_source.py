@@ -179,8 +179,8 @@ def test_linting_stays_below_300_mb(tmp_path: Path, text: str) -> None:
     """The largest of what is accepted, made to be expensive, is within what lint may take."""
     (tmp_path / "a.py").write_text(text)
     code = (
-        "from oomdoctor.lint.engine import lint; from oomdoctor.lint.settings import Settings\n"
-        f"lint(['a.py'], Settings()); print({PEAK})"
+        "from oomdoctor.lint.engine import lint; from oomdoctor.lint.settings import LintSettings\n"
+        f"lint(['a.py'], LintSettings()); print({PEAK})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 300_000
