@@ -28,6 +28,7 @@ from oomdoctor.cli.probe_options import (
     TargetBatch,
     TrialTimeout,
     WorldSize,
+    one_card,
 )
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
 from oomdoctor.errors import OomdoctorError, UsageError
@@ -135,7 +136,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
             precision=precision,
             optimizer=optimizer,
             headroom=headroom,
-            gpu=gpu,
+            gpu=one_card(gpu),
             device=device,
             memory=memory,
             capacity=capacity,
@@ -165,6 +166,8 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     finally:
         progress.close()
     render(document, chosen, output)
+    if document.status == "not_written" and output is not None:  # else it is among the lines above
+        typer.echo(f"error: {document.result.warnings[-1]}", err=True)
     if verbose:
         from oomdoctor.report.roofline import roofline
 

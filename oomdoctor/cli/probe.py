@@ -51,6 +51,7 @@ from oomdoctor.cli.probe_options import (
     UpTo,
     WithEvalFlag,
     WorldSize,
+    one_card,
 )
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, UsageError
@@ -207,7 +208,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             precision=precision,
             optimizer=optimizer,
             headroom=headroom,
-            gpu=gpu,
+            gpu=one_card(gpu),
             device=device,
             memory=memory,
             capacity=capacity,

@@ -69,7 +69,8 @@ Devices: TypeAlias = Annotated[
     ),
 ]
 Gpu: TypeAlias = Annotated[
-    str | None, typer.Option(help="Card to ask about, such as rtx-4090; needs no GPU.", show_default=False)
+    list[str] | None,
+    typer.Option(metavar="CARD", help="Card to ask about, such as rtx-4090; needs no GPU.", show_default=False),
 ]
 Device: TypeAlias = Annotated[
     str | None, typer.Option(help="Index or UUID of a GPU of this machine.", show_default=False)
@@ -264,3 +265,19 @@ ExecutorName: TypeAlias = Annotated[
     typer.Option(help="Where several probes run: `ray` for the cores of a Ray cluster.", show_default=False),
 ]
 QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+def one_card(cards: list[str] | None) -> str | None:
+    """Return the card of `--gpu`.
+
+    Raises:
+        UsageError: There are several.
+    """
+    if cards and len(cards) > 1:
+        from oomdoctor.errors import UsageError
+
+        raise UsageError(
+            f"`--gpu` names {len(cards)} cards, and one is asked about at a time",
+            hint="`oomdoctor gpus --fit` and `oomdoctor check` compare cards",
+        )
+    return cards[0] if cards else None

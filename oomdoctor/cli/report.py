@@ -110,7 +110,8 @@ def report(  # noqa: PLR0913 - one parameter an option
         str,
         typer.Argument(
             metavar="FILE",
-            help="What `oomdoctor probe`, `check`, `diagnose`, `lint` or `gpus --fit` wrote as JSON; `-` for stdin.",
+            help="What `oomdoctor probe`, `prescribe`, `verify`, `check`, `diagnose`, `lint` or `gpus --fit` wrote "
+            "as JSON; `-` for stdin.",
         ),
     ],
     *,

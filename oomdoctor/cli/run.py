@@ -22,6 +22,7 @@ from oomdoctor.cli.probe_options import (
     Memory,
     Rank,
     Reserve,
+    one_card,
 )
 from oomdoctor.errors import EXIT_OK, UsageError
 
@@ -103,7 +104,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     reserve_bytes = 0 if reserve is None else parse_size(reserve, option="--reserve")
     request = Request(
         command=command,
-        device=ShownDevice(gpu, device, memory_bytes, card_bytes, reserve_bytes),
+        device=ShownDevice(one_card(gpu), device, memory_bytes, card_bytes, reserve_bytes),
         max_entries=max_entries if history else 0,
         directory=output,
         world_size=world_size,

@@ -309,11 +309,13 @@ class BatchSizeCheck:
         searched: The size that is searched; None where that is the micro-batch.
         shapes: Shapes of the first batch, by the trial's size; of a micro-batch the leading dimensions.
         peaks: Most bytes allocated, by the trial's size.
+        ran_out: Shapes of the first batch and most bytes allocated of trials that ran out, by size.
     """
 
     searched: SearchedSize | None = None
     shapes: dict[int, frozenset[tuple[int, ...]]] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)
+    ran_out: dict[int, tuple[frozenset[tuple[int, ...]], int]] = field(default_factory=dict)
 
     def problem_of(self, micro_batch: int, events: TrialEvents, peak_bytes: int | None) -> OomdoctorError | None:
         """Take in a trial that fits, and return what is wrong with it; None where nothing is known to be.
@@ -324,9 +326,8 @@ class BatchSizeCheck:
             peak_bytes: Most bytes allocated in it.
         """
         others = {size: peak for size, peak in self.peaks.items() if size != micro_batch}
-        batches = [batch for pid, batch in events.batches.items() if pid in events.devices]
         told = 1 if self.searched is None else None
-        self.shapes[micro_batch] = frozenset(shape[:told] for batch in batches for shape in batch.shapes if shape)
+        self.shapes[micro_batch] = frozenset(shape[:told] for shape in _shapes(events))
         self.peaks[micro_batch] = peak_bytes or 0
         if self._is_cut(micro_batch):
             return TargetError(
@@ -341,11 +342,35 @@ class BatchSizeCheck:
                 return _ignored_error(micro_batch, size, self.searched)
         return None
 
+    def problem_out_of_memory(
+        self, micro_batch: int, events: TrialEvents, peak_bytes: int | None
+    ) -> OomdoctorError | None:
+        """Take in a trial that runs out, and return that the size is ignored where the very same batch ran out before.
+
+        Args:
+            micro_batch: The size that was filled in.
+            events: The events of its trial.
+            peak_bytes: Most bytes allocated in it.
+        """
+        shapes, peak = frozenset(_shapes(events)), peak_bytes or 0
+        for size, (seen, seen_peak) in self.ran_out.items():
+            is_same = _is_same(abs(peak - seen_peak), max(peak, seen_peak), abs(micro_batch - size))
+            if shapes and shapes == seen and is_same:
+                return _ignored_error(micro_batch, size, self.searched)
+        self.ran_out[micro_batch] = shapes, peak
+        return None
+
     def _is_cut(self, micro_batch: int) -> bool:
         """Fewer samples than asked for reached the model, where at another size just as many did."""
         seen = self.shapes[micro_batch]
         follows = any((size,) in shapes for size, shapes in self.shapes.items() if size != micro_batch)
         return follows and bool(seen) and max(seen) < (micro_batch,)
+
+
+def _shapes(events: TrialEvents) -> list[tuple[int, ...]]:
+    """Return the shapes of the first batches, of processes that train on a device."""
+    batches = [batch for pid, batch in events.batches.items() if pid in events.devices]
+    return [shape for batch in batches for shape in batch.shapes if shape]
 
 
 def _is_same(apart_bytes: int, peak_bytes: int, samples: int) -> bool:

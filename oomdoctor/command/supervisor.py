@@ -322,6 +322,10 @@ class CommandSupervisor(TrialSource):
                 problem = one_step_error(ended, self._request.steps)
                 classified = classified if problem is None else classified.with_problem(problem)
             self._keep_allocations(ended, micro_batch)
+        elif classified.trial.outcome is Outcome.OOM:
+            peak_bytes = classified.trial.peak_allocated_bytes
+            if ignored := self._batch_size_check.problem_out_of_memory(micro_batch, ended.events, peak_bytes):
+                raise ignored
         for measured in ended.events.trainers():
             self.notes.add(measured)
         self.observations.take(ended.events, classified, micro_batch)

@@ -315,16 +315,17 @@ def _peak(trial: Trial) -> int:
 
 
 def _slope(trials: Sequence[Trial]) -> int | None:
-    """Return what a sample more takes, between the smallest and the largest size that fit, in steps alike if it can."""
+    """Return what a sample more takes, between the smallest and the largest size that fit in steps alike.
+
+    None where no two sizes tell: at small ones the peak may be that of the optimizer, whatever the size.
+    """
     fitting = [trial for trial in trials if trial.outcome is Outcome.FITS]
-    most = max(map(_steps, fitting), default=0)
-    alike = [trial for trial in fitting if _steps(trial) == most]
-    several = alike if len({trial.micro_batch for trial in alike}) > 1 else fitting
-    sizes = sorted((trial.micro_batch, _peak(trial)) for trial in several)
-    if not sizes or sizes[0][0] == sizes[-1][0]:
-        return None
-    (small, low), (large, high) = sizes[0], sizes[-1]
-    return (high - low) // (large - small)
+    for steps in sorted(set(map(_steps, fitting)), reverse=True):
+        sizes = sorted((trial.micro_batch, _peak(trial)) for trial in fitting if _steps(trial) == steps)
+        (small, low), (large, high) = sizes[0], sizes[-1]
+        if high > low and large > small:
+            return (high - low) // (large - small)
+    return None
 
 
 def _duration(seconds: float) -> str:

@@ -217,6 +217,8 @@ def _document(  # noqa: PLR0913 - the parts of one
         code += tuple(PrescribedCode(*part) for part in framework_arguments(source, chosen.remedies))
     status = _status(request, first, chosen, is_written=unwritten is None) if is_whole else "interrupted"
     result = plain.result
+    # of what the accumulation steps are told of; the same of the model, and none of a plan that nobody is given
+    warnings = result.warnings if chosen is None else measuring.runs[chosen.remedies].result.warnings
     return PrescribeDocument(
         command="prescribe",
         status=status,
@@ -243,7 +245,7 @@ def _document(  # noqa: PLR0913 - the parts of one
             patch_problem=prescription.problem,
             probes=measuring.probes if is_whole else measuring.done,
             reasons=result.reasons,
-            warnings=result.warnings if unwritten is None else (*result.warnings, unwritten),
+            warnings=warnings if unwritten is None else (*warnings, unwritten),
             advice=tuple(_advice(request.probe, plain, first)),
             interrupted=None if is_whole else measuring.state,
         ),

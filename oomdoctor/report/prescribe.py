@@ -353,6 +353,8 @@ def _legend(result: PrescribeResult) -> Iterator[str]:
     )
     at = f"at micro-batch {result.plain.maximum}" if result.plain.maximum else "where sizes can be compared"
     yield f"saved: bytes that the peak {at} is lower; a sample: what one more takes; fixed: what stays between steps"
+    if any("-" in _row(row, result) for row in _measured(result)):
+        yield "-: none, or not known from the trials that were run"
     kept = {"same": "the same numbers", "rounding": "all but rounding", "any": "anything"}[result.keep]
     yield f"combined was what keeps {kept} (`--keep`); what goes to the host only where `--with` names it"
     yield (

@@ -24,7 +24,10 @@ MAXIMUM_DOCUMENT_BYTES: Final = 64 * 1024**2
 """Larger inputs are refused unread; a document is a few hundred kilobytes at most."""
 
 _WIDEST_LINE: Final = 160
-_HINT: Final = "give a file that `oomdoctor probe`, `diagnose`, `lint`, `check` or `gpus --fit` wrote with `--json`"
+_HINT: Final = (
+    "give a file that `oomdoctor probe`, `prescribe`, `verify`, `check`, `diagnose`, `lint` or `gpus --fit` wrote with "
+    "`--json`"
+)
 _AGAIN: Final = "run the command again"
 _JSON_NAMES: Final = {list: "a list", str: "a string", int: "an integer", float: "a number"}
 

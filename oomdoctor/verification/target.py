@@ -150,7 +150,9 @@ def _backward(target: Target, loss: torch.Tensor) -> None:
 
 
 def _failure(target: Target, error: Exception) -> TargetError:
-    """Return the error to raise in place of the step's."""
+    """Return the error to raise in place of the step's; one of ours says already what is wrong."""
+    if isinstance(error, TargetError):
+        return error
     hint = step_hint(target, error)
     if hint is None and torch.get_default_dtype() is torch.float64 and _OTHER_TYPE.search(str(error)):
         hint = "the step computes in a type of its own: `--precision fp32` verifies it in single precision"

@@ -214,6 +214,13 @@ CASES = [
         arguments=("model.py", "--memory", "2GiB", *NULL),
     ),
     Case(
+        "two cards",
+        2,
+        ("`--gpu` names 2 cards",),
+        "`oomdoctor gpus --fit`",
+        arguments=("model.py", "--gpu", "t4", "--gpu", "l4"),
+    ),
+    Case(
         "a reserve that leaves nothing",
         2,
         ("`--reserve` leaves nothing", "1.00 GiB"),

@@ -76,6 +76,9 @@ class TestNothingIsWritten:
         assert "Nothing was written to `better.py`: nothing is prescribed." in done.stdout
         assert not (tmp_path / "better.py").exists()
 
+        done = asked(tmp_path, "--target-batch", "8", "--write", "better.py", "-o", "report.html")
+        assert done.stderr.endswith("error: nothing was written to `better.py`: nothing is prescribed\n")
+
     def test_where_its_folder_went_away_meanwhile(self, tmp_path: Path) -> None:
         """The rows and the patch are printed all the same."""
         (tmp_path / "gone").mkdir()

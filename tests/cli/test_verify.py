@@ -72,6 +72,23 @@ SINGLE = """
 def training_step(model, batch):
     return model.output(torch.zeros(len(batch["tokens"]), 16, dtype=torch.float32)).square().mean()
 """
+RETURNS_NOTHING = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.layer(x)
+
+def build_model():
+    return Model()
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 4)
+"""
 LISTS = """
 def make_batch(batch_size):
     return [torch.randint(1, 50, (3 + index % 3,)) for index in range(batch_size)]
@@ -121,6 +138,16 @@ def test_single_precision_has_its_own_tolerance(model: Path, oomdoctor_here: Run
     """With `--precision fp32` the verdict is the same."""
     result = json.loads(oomdoctor_here("verify", "model.py", "--precision", "fp32", "--json").stdout)["result"]
     assert (result["verdict"], result["precision"], result["tolerance"]) == ("equal_if_weighted", "fp32", 1e-3)
+
+
+def test_a_step_without_a_loss_is_told_as_by_probe(model: Path, oomdoctor_here: Run) -> None:
+    """A model that returns nothing, in the default step: what it returned, and what to write instead."""
+    model.write_text(RETURNS_NOTHING, encoding="utf-8")
+    done = oomdoctor_here("verify", "model.py")
+    assert done.returncode == 2
+    assert "\nerror: the model returned None" in done.stderr
+    assert "hint: " in done.stderr
+    assert "oomdoctor." not in done.stderr
 
 
 def test_what_cannot_be_afforded_is_refused_with_a_smaller_model(model: Path, oomdoctor_here: Run) -> None:

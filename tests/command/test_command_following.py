@@ -80,6 +80,33 @@ def test_either_sign_of_heeding_is_enough(peak: int, shape: list[int]) -> None:
     assert _problem(following, 8, peak, shape) is None
 
 
+def _ran_out(following: BatchSizeCheck, size: int, peak: int, *shapes: list[int]) -> OomdoctorError | None:
+    return following.problem_out_of_memory(size, events([started(), device(), batch(*shapes)]), peak)
+
+
+def test_a_size_that_runs_out_with_the_same_batch_as_another_is_ignored() -> None:
+    """A fixed batch that is too large runs out at every size, which is no answer about any."""
+    following = BatchSizeCheck()
+    assert _ran_out(following, 4, 7000 * MIB, [6000, 64]) is None
+    problem = _ran_out(following, 1, 7000 * MIB, [6000, 64])
+
+    assert problem is not None
+    assert problem.message.startswith("the command does not heed `{micro_batch}`: at 1 and at 4")
+
+
+@pytest.mark.parametrize(
+    ("peak", "shapes"),
+    [(7000 * MIB, ()), (7000 * MIB, ([128, 1],)), (6000 * MIB, ([128, 4],))],
+    ids=["no batch yet", "batch second", "other memory"],
+)
+def test_running_out_at_two_sizes_is_no_sign_by_itself(peak: int, shapes: tuple[list[int], ...]) -> None:
+    """Weights that do not fit run out before any batch, and a batch may have its samples in another dimension."""
+    following = BatchSizeCheck()
+    _ran_out(following, 4, 7000 * MIB, *([[128, 4]] if shapes else []))
+
+    assert _ran_out(following, 1, peak, *shapes) is None
+
+
 def test_fewer_samples_than_asked_for_is_a_problem() -> None:
     """A batch that was cut to the data's size says so, with how many samples there were."""
     following = BatchSizeCheck()

@@ -128,4 +128,5 @@ def test_a_row_is_compared_with_steps_that_accumulate_as_those_of_the_target_do(
     assert measuring._trial(trials, 10, like=fits(10, 2, 200)) is None
     assert measuring._trial((*trials, fits(10, 2, 200)), 10, like=fits(10, 8, 210)) == fits(10, 2, 200)
     assert measuring._slope(trials) == 10
-    assert measuring._slope((fits(4, 2, 140), fits(10, 1, 170))) == 5
+    assert measuring._slope((fits(4, 2, 140), fits(10, 1, 170))) is None
+    assert measuring._slope((fits(4, 2, 140), fits(14, 2, 140), fits(10, 1, 170), fits(20, 1, 270))) == 10
