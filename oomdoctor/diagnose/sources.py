@@ -35,15 +35,17 @@ class Source:
     Attributes:
         name: The path as it was given, or `standard input`.
         path: The file; None for standard input.
+        problem: Why there is nothing to open, which opening it raises; None where it was found.
     """
 
     name: str
     path: Path | None
     stdin: BinaryIO | None = field(default=None, compare=False)
+    problem: UsageError | None = field(default=None, compare=False)
 
     def is_file(self, other: Path) -> bool:
         """Return whether `other`, which exists, is the same file."""
-        return self.path is not None and self.path.samefile(other)
+        return self.path is not None and self.problem is None and self.path.samefile(other)
 
     @contextmanager
     def opened(self) -> Iterator[io.BufferedReader]:
@@ -52,6 +54,8 @@ class Source:
         Raises:
             UsageError: It cannot be read.
         """
+        if self.problem is not None:
+            raise self.problem
         try:
             if self.path is None:
                 if self.stdin is None and is_closed(0):
@@ -64,8 +68,15 @@ class Source:
             raise UsageError(f"`{self.name}` cannot be read: {error.strerror or error}", hint=_HINT) from error
 
 
-def sources(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[Source, ...]:
+def sources(
+    arguments: Sequence[str], stdin: BinaryIO | None = None, *, refuse_missing: bool = True
+) -> tuple[Source, ...]:
     """Return the files that the arguments name, with folders replaced by their files.
+
+    Args:
+        arguments: Files and folders, or `-` for standard input.
+        stdin: What `-` reads; None for the process's own.
+        refuse_missing: Whether one that does not exist, or holds nothing, is an error here; else opening it is.
 
     Raises:
         UsageError: One does not exist, is an empty folder, or standard input is named twice.
@@ -76,8 +87,13 @@ def sources(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[So
     for argument in arguments:
         if argument == STANDARD_INPUT:
             found.append(Source("standard input", None, stdin))
-        else:
+            continue
+        try:
             found += _files(argument)
+        except UsageError as error:
+            if refuse_missing:
+                raise
+            found.append(Source(argument, Path(argument), problem=error))
     return tuple(found)
 
 
