@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,16 @@ def test_exhausted_address_space_is_told_from_a_full_card(oomdoctor: Run, script
     assert "ulimit -v unlimited" in ended.stderr
     (report,) = reports_in(tmp_path)
     assert report["address_space_bytes"] == 30000000 * 1024
+
+
+def test_the_line_that_holds_memory_is_never_our_own(oomdoctor: Run, tmp_path: Path) -> None:
+    """Frames of the agent between a script's line and PyTorch are passed by, wherever oomdoctor is installed."""
+    (tmp_path / "ranges.py").write_text(
+        "import torch\n\nkept = []\nwhile True:\n    kept.append(torch.arange(2**26, device='cuda'))\n"
+    )
+    ended = oomdoctor("run", "--capacity", "1GiB", "--", sys.executable, "ranges.py", timeout=200)
+    assert "ranges.py:5 in <module>" in flat(ended.stderr)
+    assert re.search(r":\d+ in make\b", flat(ended.stderr)) is None  # of `known_values.py`
 
 
 def _history(python: str, snapshot: Path, report: dict) -> list[object]:
