@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import unknown_reads
+from . import settings, unknown_reads
 from .exception_hooks import full_traceback
 from .guard import FAILURES, guarded, note_failure
 from .memory_stats import device_statistics
@@ -85,6 +85,7 @@ def collect_report(
         "rank": guarded(_group_number)("get_rank", _RANKS, 0),
         "world_size": guarded(_group_number)("get_world_size", _WORLD_SIZES, 1),
         "argv": guarded(_argv)(),
+        "card_options": settings.CARD_OPTIONS,
         "working_directory": guarded(os.getcwd)(),
         "address_space_bytes": guarded(_address_space)(),
         "versions": {

@@ -101,9 +101,11 @@ def run(  # noqa: PLR0913 - one parameter an option
     memory_bytes = None if capacity is None else parse_size(capacity, option="--capacity")
     card_bytes = None if memory is None else parse_size(memory, option="--memory")
     reserve_bytes = 0 if reserve is None else parse_size(reserve, option="--reserve")
+    given = {"--gpu": gpu, "--device": device, "--memory": memory, "--capacity": capacity, "--reserve": reserve}
+    options = tuple(word for name, value in given.items() if value is not None for word in (name, value))
     request = Request(
         command=command,
-        device=ShownDevice(gpu, device, memory_bytes, card_bytes, reserve_bytes),
+        device=ShownDevice(gpu, device, memory_bytes, card_bytes, reserve_bytes, options),
         max_entries=max_entries if history else 0,
         directory=output,
         world_size=world_size,

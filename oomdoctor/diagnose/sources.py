@@ -143,6 +143,7 @@ LARGEST_BYTES: Final = 256 * 1024**2
 
 _MARK: Final = b'"written_by": "oomdoctor run"'
 _REPORT_HINT: Final = "give the folder that `oomdoctor run` wrote, as it wrote it"
+_CARD_OPTIONS: Final = frozenset({"--gpu", "--device", "--memory", "--capacity", "--reserve"})
 _CATEGORIES: Final = frozenset(Category)
 
 
@@ -161,6 +162,7 @@ class RunReport:
         device_names: Names of the devices that it used.
         address_space_bytes: Limit of its address space; None for none.
         unknown_reads: Lines that read values which a null GPU does not have.
+        card_options: Options of `oomdoctor run` that asked for the card, each with its value behind it.
     """
 
     text: str
@@ -173,6 +175,7 @@ class RunReport:
     device_names: tuple[str, ...] = ()
     address_space_bytes: int | None = None
     unknown_reads: tuple[UnknownRead, ...] = ()
+    card_options: tuple[str, ...] = ()
 
 
 def looks_like_report(head: bytes) -> bool:
@@ -208,6 +211,7 @@ def read_report(data: bytes, source: str) -> RunReport:
         device_names=tuple(str(one["name"]) for one in devices if isinstance(one, dict) and one.get("name")),
         address_space_bytes=_integer(report.get("address_space_bytes")),
         unknown_reads=tuple(_unknown_reads(report.get("unknown_reads"))),
+        card_options=tuple(_card_options(report.get("card_options"))),
     )
 
 
@@ -227,6 +231,14 @@ def _unknown_reads(entries: object) -> Iterator[UnknownRead]:
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and entry.get("effect") in get_args(Effect):
             yield UnknownRead(str(entry.get("place", "")), str(entry.get("text", "")), entry["effect"])
+
+
+def _card_options(words: object) -> Iterator[str]:
+    """Yield the options that are known, each with its value; a report may have been written by anybody."""
+    listed = words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
+    for name, value in zip(listed[::2], listed[1::2], strict=False):
+        if name in _CARD_OPTIONS:
+            yield from (name, value)
 
 
 def _addresses(categories: object) -> dict[int, Category]:

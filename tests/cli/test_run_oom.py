@@ -65,7 +65,11 @@ def test_a_script_dies_of_a_real_oom_and_leaves_a_report(
 
     assert ended.returncode == 1
     assert "model.py" not in ended.stderr
-    assert f"oomdoctor probe --target-batch 256 -- {python} train.py 200000 {{micro_batch}}" in flat(ended.stderr)
+    place = "# {micro_batch} goes where the script takes its batch size"
+    for asked in ("probe --target-batch 256 --capacity 1GiB", "prescribe --capacity 1GiB"):
+        assert f"oomdoctor {asked} -- {python} train.py 200000 {place}" in flat(ended.stderr)
+    again = oomdoctor("diagnose", *map(str, tmp_path.glob("oomdoctor-*")))
+    assert "oomdoctor prescribe --capacity 1GiB -- " in flat(again.stdout)
     assert ended.stdout == "step 0\nstep 1\n"
     assert ended.stderr.index("torch.OutOfMemoryError: CUDA out of memory") < ended.stderr.index("oomdoctor-")
     (report,) = reports_in(tmp_path)
