@@ -171,6 +171,21 @@ def write_report(report: dict[str, Any], torch: Any, directory: str) -> None:
         raise
 
 
+def write_caught(event: dict[str, Any], directory: str) -> None:
+    """Write the figures of an OOM that the program caught, for the parent, which removes them.
+
+    Args:
+        event: `tried_bytes`, `total_bytes` and `free_bytes`, beside others.
+        directory: The folder of the reports, which is made if it is missing; empty for none, then nothing is written.
+    """
+    if not directory:
+        return
+    parent = Path(directory)
+    parent.mkdir(parents=True, exist_ok=True)
+    figures = {name: event[name] for name in ("tried_bytes", "total_bytes", "free_bytes")}
+    (parent / f".caught-{os.getpid()}.json").write_text(json.dumps(figures), encoding="utf-8")
+
+
 def _write_snapshot(part: Path, report: dict[str, Any], torch: Any) -> None:
     path = part / SNAPSHOT_NAME
     try:

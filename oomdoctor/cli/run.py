@@ -28,7 +28,7 @@ from oomdoctor.errors import EXIT_OK, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.run.run import FinishedRun, RunRequest
+    from oomdoctor.run.run import CaughtOom, FinishedRun, RunRequest
 
 
 RUN_SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
@@ -146,8 +146,23 @@ def _explain(finished: FinishedRun, command: Sequence[str]) -> None:
         typer.echo(f"\noomdoctor: {finished.notice.message}\n\nhint: {finished.notice.hint}", err=True)
     if finished.reports:
         _diagnose(finished.reports, command)
+    elif finished.caught is not None:
+        _tell_caught(finished.caught, finished.exit_code)
     for report in finished.reports:
         typer.echo(f"oomdoctor: the report is in {_shown(report)}", err=True)
+
+
+def _tell_caught(oom: CaughtOom, exit_code: int) -> None:
+    """Say on stderr that memory ran out where the program caught that, so that there is no error to diagnose."""
+    from oomdoctor.units import format_size
+
+    tried, free, total = map(format_size, (oom.tried_bytes, oom.free_bytes, oom.total_bytes))
+    typer.echo(
+        f"\noomdoctor: GPU memory ran out ({tried} asked for, {free} of {total} free); the program caught the error, "
+        f"finished no optimizer step after it, and ended with exit code {exit_code}\n\n"
+        "hint: for a report and the diagnosis, let the error pass, or `raise` it again where it is caught",
+        err=True,
+    )
 
 
 def _diagnose(reports: Sequence[Path], command: Sequence[str]) -> None:

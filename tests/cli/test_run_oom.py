@@ -110,6 +110,45 @@ def test_the_line_that_holds_memory_is_never_our_own(oomdoctor: Run, tmp_path: P
     assert re.search(r":\d+ in make\b", flat(ended.stderr)) is None  # of `known_values.py`
 
 
+CAUGHT = """
+import sys
+import torch
+
+def main(code, fails_otherwise):
+    try:
+        kept = [torch.empty(2**28, device="cuda") for _ in range(100)]
+    except torch.OutOfMemoryError:
+        if code > 1:
+            raise SystemExit(code)
+    if fails_otherwise:
+        raise ValueError("no such column")
+    return code
+
+sys.exit(main(int(sys.argv[1]), len(sys.argv) > 2))
+"""
+
+
+@pytest.mark.parametrize("code", [1, 7], ids=["returned", "raised"])
+def test_an_oom_that_the_program_caught_before_it_failed_is_told(oomdoctor: Run, tmp_path: Path, code: int) -> None:
+    """Where the error is gone there is no report, and the figures are told with what to do; nothing else is left."""
+    (tmp_path / "caught.py").write_text(CAUGHT)
+    ended = oomdoctor("run", "--capacity", "1GiB", "-o", "died", "--", sys.executable, "caught.py", str(code))
+    assert ended.returncode == code
+    assert "GPU memory ran out (1.00 GiB asked for, " in ended.stderr
+    assert f"ended with exit code {code}" in ended.stderr
+    assert "hint: for a report and the diagnosis, let the error pass" in ended.stderr
+    assert not (tmp_path / "died").exists()
+
+
+@pytest.mark.parametrize("arguments", [["0"], ["0", "otherwise"]], ids=["success", "another error"])
+def test_an_oom_that_did_not_end_the_program_is_not_told(oomdoctor: Run, tmp_path: Path, arguments: list[str]) -> None:
+    """A program that succeeds, or dies of another error, has nothing said of an OOM that it got over."""
+    (tmp_path / "caught.py").write_text(CAUGHT)
+    ended = oomdoctor("run", "--capacity", "1GiB", "-o", "died", "--", sys.executable, "caught.py", *arguments)
+    assert "oomdoctor" not in ended.stderr.replace(str(tmp_path), "")
+    assert not (tmp_path / "died").exists()
+
+
 def _history(python: str, snapshot: Path, report: dict) -> list[object]:
     """Kinds of events, whether frames name the script, and whether every weight's address is a live block's."""
     addresses = [int(address) for address, name in report["categories"].items() if name == "weights"]
