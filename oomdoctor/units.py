@@ -156,6 +156,14 @@ def format_size(size_bytes: int) -> str:
     return f"{sign}{hundredths // 100}.{hundredths % 100:02} GiB"
 
 
+def exact_size(size_bytes: int) -> str:
+    """Write a size as an option takes it, without rounding, such as `300MiB` or `8589934593B`."""
+    for unit, unit_bytes in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes and size_bytes % unit_bytes == 0:
+            return f"{size_bytes // unit_bytes}{unit}"
+    return f"{size_bytes}B"
+
+
 def format_signed_size(size_bytes: int) -> str:
     """Print a difference in bytes with its sign, such as `+1.20 GiB`; no difference is `0 bytes`."""
     return f"+{format_size(size_bytes)}" if size_bytes > 0 else format_size(size_bytes)

@@ -17,6 +17,7 @@ from oomdoctor.units import (
     LARGEST_SIZE,
     MIB,
     TIB,
+    exact_size,
     format_signed_size,
     format_size,
     parse_fraction,
@@ -129,6 +130,14 @@ def test_any_text_gives_a_size_or_a_usage_error(text: str) -> None:
 def test_a_size_in_bytes_is_read_back_exactly(size: int) -> None:
     """No size between 1 byte and 1 PiB loses a byte."""
     assert parse_size(f"{size}B") == size
+
+
+@given(st.integers(min_value=0, max_value=2**40), st.sampled_from([1, 2**10, 2**20, 2**30]))
+def test_an_exact_size_is_read_back_exactly(count: int, unit: int) -> None:
+    """A size as an option takes it loses no byte, and has the largest unit that does not."""
+    size = min(count * unit, LARGEST_SIZE) or 1
+    assert parse_size(exact_size(size)) == size
+    assert exact_size(300 * 2**20) == "300MiB"
 
 
 @given(st.integers(min_value=1, max_value=LARGEST_SIZE))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import unknown_reads
+from . import settings, unknown_reads
 from .exception_hooks import full_traceback
 from .guard import FAILURES, guarded, note_failure
 from .memory_stats import device_statistics
@@ -85,6 +85,7 @@ def collect_report(
         "rank": guarded(_group_number)("get_rank", _RANKS, 0),
         "world_size": guarded(_group_number)("get_world_size", _WORLD_SIZES, 1),
         "argv": guarded(_argv)(),
+        "card_options": settings.CARD_OPTIONS,
         "working_directory": guarded(os.getcwd)(),
         "address_space_bytes": guarded(_address_space)(),
         "versions": {
@@ -168,6 +169,21 @@ def write_report(report: dict[str, Any], torch: Any, directory: str) -> None:
         with suppress(OSError):
             parent.rmdir()  # only where it is empty
         raise
+
+
+def write_caught(event: dict[str, Any], directory: str) -> None:
+    """Write the figures of an OOM that the program caught, for the parent, which removes them.
+
+    Args:
+        event: `tried_bytes`, `total_bytes` and `free_bytes`, beside others.
+        directory: The folder of the reports, which is made if it is missing; empty for none, then nothing is written.
+    """
+    if not directory:
+        return
+    parent = Path(directory)
+    parent.mkdir(parents=True, exist_ok=True)
+    figures = {name: event[name] for name in ("tried_bytes", "total_bytes", "free_bytes")}
+    (parent / f".caught-{os.getpid()}.json").write_text(json.dumps(figures), encoding="utf-8")
 
 
 def _write_snapshot(part: Path, report: dict[str, Any], torch: Any) -> None:

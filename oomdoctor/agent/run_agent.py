@@ -180,7 +180,19 @@ class RunAgent:
         if self._peaks is not None:
             guarded(lone_rank.write_peaks)(self._peaks.now().values(), null_gpu.communicators())
         self.report_death(exception_hooks.last_error(), "exception")
-        if self._prepared is None or self._is_reported or exception_hooks.is_interactive():
+        if self._is_reported or exception_hooks.is_interactive():
             return
-        if self._prepared["steps_done"] == self._steps_done:  # training did not go on after all
-            self._write(self._prepared)
+        if self._prepared is not None and self._prepared["steps_done"] == self._steps_done:
+            self._write(self._prepared)  # training did not go on after all
+        elif exception_hooks.last_error() is None:
+            self._leave_caught()
+
+    def _leave_caught(self) -> None:
+        """Leave the figures of an OOM that the program caught and finished no step after.
+
+        Nobody knows here whether the program fails, and the error is gone; the parent tells the figures where it does.
+        """
+        if self._last_ooms and self._last_ooms[-1]["steps_done"] == self._steps_done:
+            from . import crash_report
+
+            crash_report.write_caught(self._last_ooms[-1], settings.DIRECTORY)

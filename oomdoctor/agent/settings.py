@@ -30,6 +30,9 @@ CARD_BYTES = _whole_number("OOMDOCTOR_RUN_CARD_BYTES")
 RESERVE_BYTES = _whole_number("OOMDOCTOR_RUN_RESERVE_BYTES")
 """Bytes of each device that are kept for others."""
 
+CARD_OPTIONS = os.environ.get("OOMDOCTOR_RUN_CARD_OPTIONS", "").splitlines()
+"""Options that asked for the card, each with its value behind it, for the crash report."""
+
 SOCKET = os.environ.get("OOMDOCTOR_TRIAL_SOCKET", "")
 """Path of the parent's listening socket in a trial."""
 

@@ -60,7 +60,8 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
 
     if output is not None:
         check_writable(output)
-    named = sources(files)
+    # Among several that are diagnosed one by one, one that is not there is told in its turn.
+    named = sources(files, refuse_missing=not short or len(files) == 1)
     if output is not None and output.exists() and any(source.is_file(output) for source in named):
         raise UsageError(f"`{output}` is what is to be read", hint="name another file to write")
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=None if short else output)
@@ -94,7 +95,7 @@ def _print_lines(named: Sequence[Source], output: Path | None, *, fail_on_oom: b
         lines.append(f"{line(document)}\n")
         if output is None:
             deliver(lines[-1])
-    if output is not None:
+    if output is not None and lines:
         deliver("".join(lines), output)
     return next(code for code in (EXIT_USAGE, EXIT_GATE, EXIT_OK, EXIT_NO_ANSWER) if code in codes)
 

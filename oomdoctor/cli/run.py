@@ -29,7 +29,7 @@ from oomdoctor.errors import EXIT_OK, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.run.run import FinishedRun, RunRequest
+    from oomdoctor.run.run import CaughtOom, FinishedRun, RunRequest
 
 
 RUN_SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
@@ -102,9 +102,12 @@ def run(  # noqa: PLR0913 - one parameter an option
     memory_bytes = None if capacity is None else parse_size(capacity, option="--capacity")
     card_bytes = None if memory is None else parse_size(memory, option="--memory")
     reserve_bytes = 0 if reserve is None else parse_size(reserve, option="--reserve")
+    card = one_card(gpu)
+    given = {"--gpu": card, "--device": device, "--memory": memory, "--capacity": capacity, "--reserve": reserve}
+    options = tuple(word for name, value in given.items() if value is not None for word in (name, value))
     request = Request(
         command=command,
-        device=ShownDevice(one_card(gpu), device, memory_bytes, card_bytes, reserve_bytes),
+        device=ShownDevice(card, device, memory_bytes, card_bytes, reserve_bytes, options),
         max_entries=max_entries if history else 0,
         directory=output,
         world_size=world_size,
@@ -145,8 +148,23 @@ def _explain(finished: FinishedRun, command: Sequence[str]) -> None:
         typer.echo(f"\noomdoctor: {finished.notice.message}\n\nhint: {finished.notice.hint}", err=True)
     if finished.reports:
         _diagnose(finished.reports, command)
+    elif finished.caught is not None:
+        _tell_caught(finished.caught, finished.exit_code)
     for report in finished.reports:
         typer.echo(f"oomdoctor: the report is in {_shown(report)}", err=True)
+
+
+def _tell_caught(oom: CaughtOom, exit_code: int) -> None:
+    """Say on stderr that memory ran out where the program caught that, so that there is no error to diagnose."""
+    from oomdoctor.units import format_size
+
+    tried, free, total = map(format_size, (oom.tried_bytes, oom.free_bytes, oom.total_bytes))
+    typer.echo(
+        f"\noomdoctor: GPU memory ran out ({tried} asked for, {free} of {total} free); the program caught the error, "
+        f"finished no optimizer step after it, and ended with exit code {exit_code}\n\n"
+        "hint: for a report and the diagnosis, let the error pass, or `raise` it again where it is caught",
+        err=True,
+    )
 
 
 def _diagnose(reports: Sequence[Path], command: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from oomdoctor.agent.unknown_reads import read_warnings
 from oomdoctor.diagnose import device_causes, library_causes, training_causes
 from oomdoctor.diagnose.events import occurrences, primary_event, read_events
 from oomdoctor.diagnose.evidence import JudgedEvidence, Situation
+from oomdoctor.diagnose.proposed_commands import run_again
 from oomdoctor.diagnose.remedies import choose_remedies, vocabulary
 from oomdoctor.diagnose.snapshot.composition import compare
 from oomdoctor.diagnose.snapshot.reading import looks_like_snapshot, read_snapshot
@@ -20,7 +21,6 @@ from oomdoctor.diagnose.text.printed_tables import MARKS, read_cards, read_summa
 from oomdoctor.diagnose.text.scan import scan
 from oomdoctor.diagnose.text.trend import judge_readings
 from oomdoctor.errors import UsageError
-from oomdoctor.request import command_line
 from oomdoctor.results import Cause, CauseId, Confidence, DiagnosisResult, NextStep
 from oomdoctor.units import MIB, format_size
 
@@ -83,6 +83,7 @@ def read_sources(sources: Sequence[Source]) -> JudgedEvidence:
         ),
         steps_done=None if first is None else first.steps_done,
         command=() if first is None else first.command,
+        card_options=() if first is None else first.card_options,
         has_reports=first is not None,
         allocator_settings=None if first is None else first.allocator_settings,
         device_names=() if first is None else first.device_names,
@@ -232,7 +233,7 @@ def read_notes(situation: Situation) -> Iterator[str]:
 
 def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextStep]:
     """Return what to collect next, where no cause is more than possible."""
-    run = f"oomdoctor run -- {command_line(situation.case.command or ('python', 'train.py'))}"
+    run = run_again(situation)
     if not situation.is_oom and situation.row is not None and situation.row.needs_pressure:
         yield NextStep("whether memory was full at that moment, which the message does not say", run)
     if not situation.is_oom or not situation.is_torch:

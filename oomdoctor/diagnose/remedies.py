@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.diagnose import proposed_commands
 from oomdoctor.diagnose.device_causes import has_free_memory
 from oomdoctor.diagnose.evidence import as_comment
 from oomdoctor.diagnose.tables import compiled, read_table
 from oomdoctor.diagnose.training_causes import GROWS_WITH_THE_BATCH, makes_state
-from oomdoctor.engines.catalogue import find_card
-from oomdoctor.errors import UsageError
 from oomdoctor.request import command_line
 from oomdoctor.results import Category, CauseId, Confidence, Remedy, TrainingPhase
-from oomdoctor.units import GIB, format_size
+from oomdoctor.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +59,6 @@ _BATCH_MATTERS: Final = (*_IN_TRAINING, TrainingPhase.EVALUATION, TrainingPhase.
 
 
 _WITHOUT_BFLOAT16: Final = compiled(_TABLE["cards"]["without_bfloat16"])
-_BATCH_OPTION: Final = re.compile(r"(-{0,2}(?:[a-z]+[-_.])*batch[-_]?size|-b|-bs|--bs)(=?)(\d*)", re.IGNORECASE)
 
 
 def _may_set_expandable(situation: Situation) -> bool:
@@ -164,47 +161,14 @@ def _words(name: str, situation: Situation) -> dict[str, object]:
         "torch_name": device.torch_name,
         "comment": as_comment(line),
         "command_line": command_line(situation.case.command or ("python", "train.py")),
-        "probe_batch": _probe(situation, f"--target-batch {size or 256}"),
-        "prescribe": _prescribe(situation),
+        "probe_batch": proposed_commands.probe(situation),
+        "prescribe": proposed_commands.prescribe(situation),
+        "patch": "code printed" if situation.case.command else "patch written",  # a patch is made of files alone
         "fits": f"micro-batch {size}" if size else "a larger micro-batch",
-        "probe_elsewhere": _probe(situation, "--target-batch 1 --gpu a100-sxm4-80gb"),
+        "probe_elsewhere": proposed_commands.probe_elsewhere(situation),
         "to": "" if size is None else f" to {size // 2}",
         "hint": "; `oomdoctor probe` finds the exact size that fits" if situation.device == "cuda" else "",
     }
-
-
-def _prescribe(situation: Situation) -> str:
-    """Return the command that measures remedies: on a file of functions, which is not what a command was given."""
-    file, size = "YOUR_TARGET.py" if situation.case.command else "model.py", situation.batch_size
-    return f"oomdoctor prescribe {file}{_card_options(situation)}{f' --need {size}' if size else ''}"
-
-
-def _probe(situation: Situation, options: str) -> str:
-    """Return the command that probes what ran: the command itself where it is known, with its batch size left open."""
-    words = list(situation.case.command)
-    if not words:
-        return f"oomdoctor probe model.py {options}"
-    for at, word in enumerate(words):
-        option = _BATCH_OPTION.fullmatch(word)
-        if option is not None and option[3] and option[2]:
-            words[at] = f"{option[1]}={{micro_batch}}"
-            break
-        if option is not None and not option[3] and words[at + 1 : at + 2] and words[at + 1].isdecimal():
-            words[at + 1] = "{micro_batch}"
-            break
-    else:
-        words.append("{micro_batch}")
-    return f"oomdoctor probe {options} -- {command_line(words)}"
-
-
-def _card_options(situation: Situation) -> str:
-    """Return options that name the card that ran out, with a space before them; nothing where none is known."""
-    named = situation.case.device_names or (() if situation.card is None else (situation.card.name,))
-    total_bytes = situation.facts.total_bytes
-    for name in named[:1]:
-        with suppress(UsageError):
-            return f" --gpu {find_card(name).key}"
-    return "" if total_bytes is None else f" --memory {format_size(total_bytes).replace(' ', '')}"
 
 
 def _grown_bytes(situation: Situation) -> int | None:

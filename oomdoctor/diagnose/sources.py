@@ -35,15 +35,17 @@ class Source:
     Attributes:
         name: The path as it was given, or `standard input`.
         path: The file; None for standard input.
+        problem: Why there is nothing to open, which opening it raises; None where it was found.
     """
 
     name: str
     path: Path | None
     stdin: BinaryIO | None = field(default=None, compare=False)
+    problem: UsageError | None = field(default=None, compare=False)
 
     def is_file(self, other: Path) -> bool:
         """Return whether `other`, which exists, is the same file."""
-        return self.path is not None and self.path.samefile(other)
+        return self.path is not None and self.problem is None and self.path.samefile(other)
 
     @contextmanager
     def opened(self) -> Iterator[io.BufferedReader]:
@@ -52,6 +54,8 @@ class Source:
         Raises:
             UsageError: It cannot be read.
         """
+        if self.problem is not None:
+            raise self.problem
         try:
             if self.path is None:
                 if self.stdin is None and is_closed(0):
@@ -64,8 +68,15 @@ class Source:
             raise UsageError(f"`{self.name}` cannot be read: {error.strerror or error}", hint=_HINT) from error
 
 
-def sources(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[Source, ...]:
+def sources(
+    arguments: Sequence[str], stdin: BinaryIO | None = None, *, refuse_missing: bool = True
+) -> tuple[Source, ...]:
     """Return the files that the arguments name, with folders replaced by their files.
+
+    Args:
+        arguments: Files and folders, or `-` for standard input.
+        stdin: What `-` reads; None for the process's own.
+        refuse_missing: Whether one that does not exist, or holds nothing, is an error here; else opening it is.
 
     Raises:
         UsageError: One does not exist, is an empty folder, or standard input is named twice.
@@ -76,8 +87,13 @@ def sources(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[So
     for argument in arguments:
         if argument == STANDARD_INPUT:
             found.append(Source("standard input", None, stdin))
-        else:
+            continue
+        try:
             found += _files(argument)
+        except UsageError as error:
+            if refuse_missing:
+                raise
+            found.append(Source(argument, Path(argument), problem=error))
     return tuple(found)
 
 
@@ -127,6 +143,7 @@ LARGEST_BYTES: Final = 256 * 1024**2
 
 _MARK: Final = b'"written_by": "oomdoctor run"'
 _REPORT_HINT: Final = "give the folder that `oomdoctor run` wrote, as it wrote it"
+_CARD_OPTIONS: Final = frozenset({"--gpu", "--device", "--memory", "--capacity", "--reserve"})
 _CATEGORIES: Final = frozenset(Category)
 
 
@@ -145,6 +162,7 @@ class RunReport:
         device_names: Names of the devices that it used.
         address_space_bytes: Limit of its address space; None for none.
         unknown_reads: Lines that read values which a null GPU does not have.
+        card_options: Options of `oomdoctor run` that asked for the card, each with its value behind it.
     """
 
     text: str
@@ -157,6 +175,7 @@ class RunReport:
     device_names: tuple[str, ...] = ()
     address_space_bytes: int | None = None
     unknown_reads: tuple[UnknownRead, ...] = ()
+    card_options: tuple[str, ...] = ()
 
 
 def looks_like_report(head: bytes) -> bool:
@@ -192,6 +211,7 @@ def read_report(data: bytes, source: str) -> RunReport:
         device_names=tuple(str(one["name"]) for one in devices if isinstance(one, dict) and one.get("name")),
         address_space_bytes=_integer(report.get("address_space_bytes")),
         unknown_reads=tuple(_unknown_reads(report.get("unknown_reads"))),
+        card_options=tuple(_card_options(report.get("card_options"))),
     )
 
 
@@ -211,6 +231,14 @@ def _unknown_reads(entries: object) -> Iterator[UnknownRead]:
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and entry.get("effect") in get_args(Effect):
             yield UnknownRead(str(entry.get("place", "")), str(entry.get("text", "")), entry["effect"])
+
+
+def _card_options(words: object) -> Iterator[str]:
+    """Yield the options that are known, each with its value; a report may have been written by anybody."""
+    listed = words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
+    for name, value in zip(listed[::2], listed[1::2], strict=False):
+        if name in _CARD_OPTIONS:
+            yield from (name, value)
 
 
 def _addresses(categories: object) -> dict[int, Category]:

@@ -6,10 +6,14 @@ All text here is plain: no colour, no markup. Text that users control is made vi
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.config.files import OWN, SHARED
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.errors import UsageError
 from oomdoctor.report import frontier
 from oomdoctor.report.buckets import turns
 from oomdoctor.report.issues import target_file
@@ -17,12 +21,12 @@ from oomdoctor.report.plain_text import count, percent, visible
 from oomdoctor.report.probe import sentences as probe_wording
 from oomdoctor.request import command_line
 from oomdoctor.results import FigureKind, LimitName, Verdict
-from oomdoctor.units import format_size
+from oomdoctor.units import exact_size, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from oomdoctor.results import CheckedEntry, CheckResult, Limit, Movement
+    from oomdoctor.results import CheckedEntry, CheckResult, Limit, Movement, ProbeResult
 
 
 WORST_FIRST: Final = (Verdict.ERROR, Verdict.NO_ANSWER, Verdict.FAILED, Verdict.PASSED)
@@ -88,16 +92,24 @@ def headline(result: CheckResult) -> str:
 
 def advice(result: CheckResult, *, is_page: bool = False) -> Iterator[str]:
     """Yield the next steps, a sentence each; a page does not need the advice to make one."""
-    entries = result.entries
+    entries, update = result.entries, _check_command(result, "--update")
     if any(movement.is_beyond for entry in entries for movement in entry.movements):
-        yield f"if these changes are intended, `{UPDATE}` writes them to the baseline; commit that file"
+        yield f"if these changes are intended, `{update}` writes them to the baseline; commit that file"
     if missing := [entry for entry in entries if entry.baseline == "missing"]:
         these = f"`{name(missing[0])}`" if len(missing) == 1 else f"{len(missing)} entries"
-        yield f"`{UPDATE}` writes the baseline of {these}, which the file does not have yet"
+        yield f"`{update}` writes the baseline of {these}, which the file does not have yet"
     lines = [line for entry in entries if (line := prescription(entry, result.configuration))]
     yield from (f"`{line}` measures what makes it fit, and writes the patch" for line in lines[:_MOST_LINES])
     if not is_page and any(True for entry in entries for _ in broken(entry)):
-        yield "`oomdoctor check --format html -o check.html` draws where the memory is"
+        yield f"`{_check_command(result, '--format', 'html', '-o', 'check.html')}` draws where the memory is"
+
+
+def _check_command(result: CheckResult, *options: str) -> str:
+    """Return the command that checks the same configuration, which is named where it is not what is found unnamed."""
+    path = PurePath(result.configuration)
+    is_found = path.name in (OWN, SHARED) and set(path.parent.parts) <= {".."}
+    config = () if is_found else ("--config", result.configuration)
+    return visible(command_line(("oomdoctor", "check", *config, *options)), _LONGEST_NAME)
 
 
 def updated(result: CheckResult) -> str | None:
@@ -174,18 +186,28 @@ def prescription(entry: CheckedEntry, configuration: str) -> str | None:
         return None
     is_file = target_file(entry.target) is not None
     target = str(PurePath(configuration).parent / entry.target) if is_file else entry.target
-    plan, batch = probe.accumulation, probe.target_samples
+    plan, batch, is_memory = probe.accumulation, probe.target_samples, limit.name is LimitName.MAX_MEMORY
     world_size = 1 if plan is None else plan.world_size
     options: dict[str, object | None] = {
         "--gpu": entry.gpu,
         "--precision": None if probe.precision == "fp32" else probe.precision,
         "--target-batch": batch,
         "--world-size": world_size if world_size > 1 else None,
-        "--capacity": f"{limit.asked}B" if limit.name is LimitName.MAX_MEMORY else None,
+        "--capacity": exact_size(int(limit.asked)) if is_memory and limit.asked else _capacity(probe, entry.gpu),
         "--need": _needed(limit, entry, batch and -(-batch // world_size)),
     }
     given = (word for name, value in options.items() if value is not None for word in (name, str(value)))
     return visible(command_line(("oomdoctor", "prescribe", target, *given)), _LONGEST_NAME)
+
+
+def _capacity(probe: ProbeResult, gpu: str | None) -> str | None:
+    """Return the capacity that was asked for; None where it is the card's own, and for the GPU of this machine."""
+    own_bytes = None
+    if gpu is not None:
+        with suppress(UsageError):  # a card of another release's catalogue
+            own_bytes = find_card(gpu).capacity_bytes
+    is_own = probe.device.kind == "cuda" or probe.capacity_bytes == own_bytes
+    return None if is_own else exact_size(probe.capacity_bytes)
 
 
 def _needed(limit: Limit, entry: CheckedEntry, batch: int | None) -> int | None:

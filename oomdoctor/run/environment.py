@@ -142,6 +142,7 @@ class CommandDevice:
         memory_bytes: Capacity, what PyTorch may take.
         card_bytes: Memory of the card in all, instead of its capacity.
         reserve_bytes: Bytes that others hold.
+        options: The options that asked for it, as given, each with its value behind it.
     """
 
     gpu: str | None = None
@@ -149,6 +150,7 @@ class CommandDevice:
     memory_bytes: int | None = None
     card_bytes: int | None = None
     reserve_bytes: int = 0
+    options: tuple[str, ...] = ()
 
 
 def make_environment(
@@ -178,6 +180,7 @@ def make_environment(
     )
     environment["OOMDOCTOR_RUN_CARD_BYTES"] = str((is_local and device.card_bytes) or 0)
     environment["OOMDOCTOR_RUN_RESERVE_BYTES"] = str((is_local and device.reserve_bytes) or 0)
+    environment["OOMDOCTOR_RUN_CARD_OPTIONS"] = "\n".join(device.options)
     return environment
 
 

@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 
 REPORT_NAME = "report.json"
 SNAPSHOT_NAME = "snapshot.pickle"
+_CAUGHT = ".caught-*.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtOom:
+    """Figures of an OOM that the program caught, as the allocator told them.
+
+    Attributes:
+        tried_bytes: Bytes that were asked for.
+        total_bytes: Memory of the device.
+        free_bytes: Bytes of it that were free.
+    """
+
+    tried_bytes: int
+    total_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +81,19 @@ class ReportDirectory:
                 shutil.rmtree(path, ignore_errors=True)
         self.tidy()
 
+    def caught(self) -> CaughtOom | None:
+        """Return the OOM that a process of this run caught and finished no step after; None where there is none."""
+        for path in sorted(self.path.glob(_CAUGHT)):
+            with suppress(OSError, ValueError, TypeError, KeyError):  # the user's code could write there too
+                if path.name not in self.before:
+                    told = json.loads(path.read_text(encoding="utf-8"))
+                    return CaughtOom(*(int(told[name]) for name in ("tried_bytes", "total_bytes", "free_bytes")))
+        return None
+
     def tidy(self) -> None:
-        """Remove what a process left that was ended while it wrote its report."""
+        """Remove what a process left that was ended while it wrote its report, and what they left of caught OOMs."""
+        for path in self.path.glob(_CAUGHT):
+            path.unlink(missing_ok=True)
         for path in self.path.glob(".rank*-*.part"):
             shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):
@@ -149,12 +176,14 @@ class FinishedRun:
         reports: Directories of reports, one for each process that ran out of memory, first one first.
         notice: What to tell where the kernel ended the command.
         ranks: Ranks that ran alone, in ascending order.
+        caught: The OOM that a process caught before the command failed; None where there is none.
     """
 
     exit_code: int
     reports: tuple[Path, ...] = ()
     notice: KillNotice | None = None
     ranks: tuple[RankPeaks, ...] = ()
+    caught: CaughtOom | None = None
 
 
 def run(request: RunRequest) -> FinishedRun:
@@ -181,9 +210,10 @@ def run(request: RunRequest) -> FinishedRun:
     if ending.exit_code == os.EX_OK:
         directory.discard()
         return FinishedRun(ending.exit_code, ranks=ranks)
+    caught = directory.caught()
     directory.tidy()
     notice = explain_kill(ending, before, read_host_memory())
-    return FinishedRun(ending.exit_code, tuple(directory.reports()), notice, ranks)
+    return FinishedRun(ending.exit_code, tuple(directory.reports()), notice, ranks, caught)
 
 
 def _run_ranks(request: RunRequest, environment: Mapping[str, str]) -> tuple[ExitStatus, tuple[RankPeaks, ...]] | None:

@@ -319,6 +319,30 @@ def test_short_goes_on_behind_a_file_that_cannot_be_read(oomdoctor_here: Run, tm
     assert "xz" in ended.stderr
 
 
+@pytest.mark.parametrize("missing", ["nofile.log", "empty"])
+def test_short_goes_on_behind_what_is_not_there(oomdoctor_here: Run, tmp_path: Path, missing: str) -> None:
+    """A missing file or an empty folder among several is told on standard error, and the others are read."""
+    (tmp_path / "a.log").write_text(LOG)
+    (tmp_path / "b.log").write_text("step 1 loss 2\n")
+    (tmp_path / "empty").mkdir()
+    ended = oomdoctor_here("diagnose", "--short", "a.log", missing, "b.log")
+    assert ended.returncode == 2
+    assert [line.partition(":")[0] for line in ended.stdout.splitlines()] == ["a.log", "b.log"]
+    assert missing in ended.stderr
+    (tmp_path / "all").write_text("")
+    assert oomdoctor_here("diagnose", "--short", "a.log", missing, "-o", "all").returncode == 2
+    assert (tmp_path / "all").read_text().startswith("a.log: GPU 1")
+
+
+def test_short_writes_no_file_of_nothing(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Where none of several files is there, each is told and no empty output is left."""
+    ended = oomdoctor_here("diagnose", "--short", "x.log", "y.log", "-o", "all")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "x.log" in ended.stderr
+    assert "y.log" in ended.stderr
+    assert not (tmp_path / "all").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [(["a.log", "b.log", "--fail-on-oom"], 1), (["b.log"], 3), (["a.log", "--json"], 2), (["a.log", "-o", "all"], 0)],

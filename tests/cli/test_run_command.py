@@ -112,7 +112,7 @@ def test_the_environment_differs_by_the_hook_alone(tmp_path: Path) -> None:
 
     assert changed <= {"PYTHONPATH"}
     assert under["PYTHONPATH"] == f"{AGENT_DIRECTORY}:{before}"
-    own = ("DIRECTORY", "MAX_ENTRIES", "MEMORY_BYTES", "CARD_BYTES", "RESERVE_BYTES")
+    own = ("DIRECTORY", "MAX_ENTRIES", "MEMORY_BYTES", "CARD_BYTES", "RESERVE_BYTES", "CARD_OPTIONS")
     assert added == {f"OOMDOCTOR_RUN_{name}" for name in own}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,11 @@ def test_a_script_dies_of_a_real_oom_and_leaves_a_report(
 
     assert ended.returncode == 1
     assert "model.py" not in ended.stderr
-    assert f"oomdoctor probe --target-batch 256 -- {python} train.py 200000 {{micro_batch}}" in flat(ended.stderr)
+    place = "# {micro_batch} goes where the script takes its batch size"
+    for asked in ("probe --target-batch 256 --capacity 1GiB", "prescribe --capacity 1GiB"):
+        assert f"oomdoctor {asked} -- {python} train.py 200000 {place}" in flat(ended.stderr)
+    again = oomdoctor("diagnose", *map(str, tmp_path.glob("oomdoctor-*")))
+    assert "oomdoctor prescribe --capacity 1GiB -- " in flat(again.stdout)
     assert ended.stdout == "step 0\nstep 1\n"
     assert ended.stderr.index("torch.OutOfMemoryError: CUDA out of memory") < ended.stderr.index("oomdoctor-")
     (report,) = reports_in(tmp_path)
@@ -93,6 +98,55 @@ def test_exhausted_address_space_is_told_from_a_full_card(oomdoctor: Run, script
     assert "ulimit -v unlimited" in ended.stderr
     (report,) = reports_in(tmp_path)
     assert report["address_space_bytes"] == 30000000 * 1024
+
+
+def test_the_line_that_holds_memory_is_never_our_own(oomdoctor: Run, tmp_path: Path) -> None:
+    """Frames of the agent between a script's line and PyTorch are passed by, wherever oomdoctor is installed."""
+    (tmp_path / "ranges.py").write_text(
+        "import torch\n\nkept = []\nwhile True:\n    kept.append(torch.arange(2**26, device='cuda'))\n"
+    )
+    ended = oomdoctor("run", "--capacity", "1GiB", "--", sys.executable, "ranges.py", timeout=200)
+    assert "ranges.py:5 in <module>" in flat(ended.stderr)
+    assert re.search(r":\d+ in make\b", flat(ended.stderr)) is None  # of `known_values.py`
+
+
+CAUGHT = """
+import sys
+import torch
+
+def main(code, fails_otherwise):
+    try:
+        kept = [torch.empty(2**28, device="cuda") for _ in range(100)]
+    except torch.OutOfMemoryError:
+        if code > 1:
+            raise SystemExit(code)
+    if fails_otherwise:
+        raise ValueError("no such column")
+    return code
+
+sys.exit(main(int(sys.argv[1]), len(sys.argv) > 2))
+"""
+
+
+@pytest.mark.parametrize("code", [1, 7], ids=["returned", "raised"])
+def test_an_oom_that_the_program_caught_before_it_failed_is_told(oomdoctor: Run, tmp_path: Path, code: int) -> None:
+    """Where the error is gone there is no report, and the figures are told with what to do; nothing else is left."""
+    (tmp_path / "caught.py").write_text(CAUGHT)
+    ended = oomdoctor("run", "--capacity", "1GiB", "-o", "died", "--", sys.executable, "caught.py", str(code))
+    assert ended.returncode == code
+    assert "GPU memory ran out (1.00 GiB asked for, " in ended.stderr
+    assert f"ended with exit code {code}" in ended.stderr
+    assert "hint: for a report and the diagnosis, let the error pass" in ended.stderr
+    assert not (tmp_path / "died").exists()
+
+
+@pytest.mark.parametrize("arguments", [["0"], ["0", "otherwise"]], ids=["success", "another error"])
+def test_an_oom_that_did_not_end_the_program_is_not_told(oomdoctor: Run, tmp_path: Path, arguments: list[str]) -> None:
+    """A program that succeeds, or dies of another error, has nothing said of an OOM that it got over."""
+    (tmp_path / "caught.py").write_text(CAUGHT)
+    ended = oomdoctor("run", "--capacity", "1GiB", "-o", "died", "--", sys.executable, "caught.py", *arguments)
+    assert "oomdoctor" not in ended.stderr.replace(str(tmp_path), "")
+    assert not (tmp_path / "died").exists()
 
 
 def _history(python: str, snapshot: Path, report: dict) -> list[object]:

@@ -252,7 +252,8 @@ def test_batch_size_is_read_where_it_is_plain(text: str, size: int | None) -> No
         (("python", "train.py", "--batch-size", "16"), "-- python train.py --batch-size {micro_batch}"),
         (("python", "-m", "trainer", "--data.batch_size=8"), "-- python -m trainer --data.batch_size={micro_batch}"),
         (("torchrun", "train.py", "per_device_train_batch_size=4"), "per_device_train_batch_size={micro_batch}"),
-        (("python", "train.py"), "-- python train.py {micro_batch}"),
+        (("python", "train.py"), "-- python train.py  # {micro_batch} goes where the script takes its batch size"),
+        (("python", "train.py", "225"), "train.py 225  # {micro_batch} goes where the script takes its batch size"),
         ((), "oomdoctor probe model.py --target-batch"),
     ],
 )
@@ -264,6 +265,28 @@ def test_advice_names_the_command_that_ran(command: tuple[str, ...], probe: str)
     assert ("model.py" in how) == (not command)
     steps = [step.command for step in diagnose.next_steps(situation(command=command), ())]
     assert f"oomdoctor run -- {' '.join(command) or 'python train.py'}" in steps
+
+
+def test_advice_asks_of_the_card_that_the_run_was_asked_to_show() -> None:
+    """The options that chose the card are in each proposed command, which asks of the command that ran where it can."""
+    command = ("python", "gan.py", "--batch-size", "64")
+    card = ("--gpu", "t4", "--capacity", "1GiB")
+    one = full(phase=TrainingPhase.FORWARD, command=command, card_options=card, device_names=("Tesla T4",))
+    left_open = "-- python gan.py --batch-size {micro_batch}"
+    advised = remedies(one)
+    probe = f"oomdoctor probe --target-batch 64 --gpu t4 --capacity 1GiB {left_open}"
+    assert advised["smaller_micro_batch"].how == probe
+    prescribe = f"oomdoctor prescribe --gpu t4 --capacity 1GiB --need 64 {left_open}"
+    assert advised["measured_remedies"].how == prescribe
+    assert "have the code printed" in advised["measured_remedies"].change
+    steps = [step.command for step in diagnose.next_steps(situation(command=command, card_options=card), ())]
+    assert "oomdoctor run --gpu t4 --capacity 1GiB -- python gan.py --batch-size 64" in steps
+
+
+def test_advice_adds_the_card_to_a_reserve() -> None:
+    """A reserve alone names no card, so that the one that was seen stands beside it."""
+    one = full(phase=TrainingPhase.FORWARD, card_options=("--reserve", "1GiB"), device_names=("Tesla T4",))
+    assert remedies(one)["measured_remedies"].how == "oomdoctor prescribe model.py --gpu t4 --reserve 1GiB"
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ hint: add these lines:
 </details>
 
 - If these changes are intended, `oomdoctor check --update` writes them to the baseline; commit that file.
-- `oomdoctor prescribe 'train/model.py:build_model(depth=24)' --gpu rtx-4090 --precision bf16 --need 8` \
-measures what makes it fit, and writes the patch.
+- `oomdoctor prescribe 'train/model.py:build_model(depth=24)' --gpu rtx-4090 --precision bf16 \
+--capacity 23700MiB --need 8` measures what makes it fit, and writes the patch.
 - `oomdoctor check --format html -o check.html` draws where the memory is.
 
 `oomdoctor.toml`, `oomdoctor 0.1.0`, `python 3.11.9`, `torch 2.15.0+cu132`, `cuda 13.2`

@@ -28,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from oomdoctor.engines.catalogue import find_card
 from oomdoctor.output import Terminal
 from oomdoctor.report import verdicts as words
 from oomdoctor.report.check import text as render
@@ -58,8 +59,8 @@ passed   finetune              a100                32      8
 hint:  if these changes are intended, `oomdoctor check --update` writes them to
        the baseline; commit that file
 hint:  `oomdoctor prescribe 'train/model.py:build_model(depth=24)' --gpu
-       rtx-4090 --precision bf16 --need 8` measures what makes it fit, and
-       writes the patch
+       rtx-4090 --precision bf16 --capacity 23700MiB --need 8` measures what
+       makes it fit, and writes the patch
 hint:  `oomdoctor check --format html -o check.html` draws where the memory is
 """
 PASSED = """\
@@ -201,18 +202,45 @@ def test_ten_thousand(document: CheckDocument) -> None:
 @pytest.mark.parametrize(
     ("limit", "options"),
     [
-        (Limit(LimitName.FITS, 1, 0, holds=False, text=""), "--target-batch 256 --need 1"),
-        (Limit(LimitName.MAX_ACCUMULATION_STEPS, 24, 43, holds=False, text=""), "--target-batch 256 --need 11"),
+        (Limit(LimitName.FITS, 1, 0, holds=False, text=""), "--target-batch 256 --capacity 23700MiB --need 1"),
+        (
+            Limit(LimitName.MAX_ACCUMULATION_STEPS, 24, 43, holds=False, text=""),
+            "--target-batch 256 --capacity 23700MiB --need 11",
+        ),
         (
             Limit(LimitName.MAX_MEMORY, 2**33, 2**34, holds=False, text=""),
-            "--target-batch 256 --capacity 8589934592B --need 8",
+            "--target-batch 256 --capacity 8GiB --need 8",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_broken_limit_names_the_line_that_prescribes(limit: Limit, options: str) -> None:
-    """With the file from here, the card, the batch, and the size or the memory that the limit asks for."""
+    """With the file from here, the card and its capacity, the batch, and the size or memory that the limit asks for."""
     probe = replace(gpt2(precision="fp32").result, target_samples=256)
     line = words.prescription(broken(target="model.py", limits=(limit,), probe=probe), "train/oomdoctor.toml")
     assert line == f"oomdoctor prescribe train/model.py --gpu rtx-4090 {options}"
     assert words.prescription(broken(limits=(MOVED,)), "oomdoctor.toml") is None
+
+
+def test_a_card_with_its_own_capacity_is_prescribed_for_without_one() -> None:
+    """The capacity is named only where the entry asked for another than the card has."""
+    probe = replace(gpt2(precision="fp32").result, capacity_bytes=find_card("rtx-4090").capacity_bytes)
+    limit = Limit(LimitName.FITS, 1, 0, holds=False, text="")
+    line = words.prescription(broken(target="model.py", limits=(limit,), probe=probe), "oomdoctor.toml")
+    assert line == "oomdoctor prescribe model.py --gpu rtx-4090 --need 1"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "option"),
+    [
+        ("oomdoctor.toml", ""),
+        ("../../pyproject.toml", ""),
+        ("other.toml", " --config other.toml"),
+        ("deep/oomdoctor.toml", " --config deep/oomdoctor.toml"),
+        ("/srv/a b/oomdoctor.toml", " --config '/srv/a b/oomdoctor.toml'"),
+    ],
+)
+def test_advice_names_a_configuration_that_is_not_found_unnamed(configuration: str, option: str) -> None:
+    """A pasted hint checks the same file: one of another name or place is given with `--config`."""
+    advice = list(words.advice(check(broken(limits=(MOVED,)), configuration=configuration).result))
+    assert any(text.startswith(f"`oomdoctor check{option} --format html -o check.html`") for text in advice)

@@ -36,6 +36,9 @@ LIBRARIES = [
     "/root/.cache/torch/hub/org_repo_main/models/yolo.py",
     "/run/x/torchinductor_ada/ab/cabcd.py",
     "/home/ada/.vscode/extensions/ms-python.debugpy/bundled/libs/debugpy/server/cli.py",
+    "/home/ada/oomdoctor/oomdoctor/agent/known_values.py",
+    "/home/ada/oomdoctor/oomdoctor/agent/forking/serving.py",
+    r"C:\src\oomdoctor\oomdoctor\api\accumulate.py",
     "<frozen importlib._bootstrap>",
     "<string>",
     "<eval_with_key>.12",
@@ -48,6 +51,8 @@ LIBRARIES = [
 ]
 OWN = [
     "train.py",
+    "/home/ada/oomdoctor/train.py",
+    "/home/ada/oomdoctor/agent.py",
     "./src/train.py",
     "/home/ada/torch/train.py",
     "/home/ada/torch-experiments/nn/model.py",
