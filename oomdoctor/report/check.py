@@ -362,9 +362,7 @@ def issues(document: CheckDocument) -> Issues:
     return Issues(
         headline=sentence(headline),
         groups=[*(_group(result, entry) for entry in entries), Group("oomdoctor check", [whole], about)],
-        rules=[
-            IssueKind(each.value, words.LIMIT_WORDS[each], _HELP[each], "error") for each in LimitName if each in broken
-        ],
+        rules=[IssueKind(it.value, words.LIMIT_WORDS[it], _HELP[it], "error") for it in LimitName if it in broken],
         properties={"entries": len(entries), "headline": headline},
     )
 
