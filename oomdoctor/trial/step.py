@@ -61,9 +61,16 @@ def has_compiled() -> bool:
 
 
 def _forget_compiled() -> None:
-    """Have each size compiled as in a process of its own: PyTorch compiles eight, and runs a ninth without."""
+    """Have each size compiled as in a process of its own: PyTorch compiles eight, and runs a ninth without.
+
+    Kernels that Inductor has loaded are let go of too: one that was timed is not timed again.
+    """
     if has_compiled():
         sys.modules["torch._dynamo"].reset()
+        inductor = sys.modules.get("torch._inductor.utils")
+        clear = getattr(inductor, "clear_caches", None) or getattr(inductor, "clear_inductor_caches", None)
+        if clear is not None:
+            clear()
 
 
 def train_once(setup: TrialSetup, micro_batch: int) -> None:

@@ -98,9 +98,13 @@ def test_a_constant_that_inductor_computes_is_no_zero(tmp_path: Path, oomdoctor_
 
 
 @pytest.mark.slow
-def test_a_size_is_timed_again_in_each_trial(forked_workers: None, tmp_path: Path) -> None:
-    """A trial takes memory to time kernels although one before timed the same, as a training run does."""
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_size_is_timed_again_in_each_trial(
+    forked_workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: str
+) -> None:
+    """A trial times kernels, which takes memory, although one before timed the same; also where no process helps."""
     del forked_workers
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", threads)
     (tmp_path / "model.py").write_text(TIMED)
     request = build_request("model.py", directory=tmp_path, gpu="rtx-4090", engine="null")
     target = parse_reference("model.py", directory=tmp_path)
