@@ -29,7 +29,7 @@ _CACHES = "torch._inductor.codecache"
 
 
 class _State:
-    """What was noted since a trial began.
+    """Notes of one trial.
 
     Attributes:
         peak_bytes: The most bytes in live tensors that a timing came to.

@@ -175,7 +175,7 @@ class RemedyAgent:
         optimizer._oomdoctor_changed = True
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        """Tell what was applied, once a step is done; once an optimizer steps again, all models have been called."""
+        """Send the applied remedies after the first step; end the search for models once an optimizer steps again."""
         if self._search is not None and id(optimizer) in self._stepping:
             self._search.remove()
             self._search = None

@@ -145,7 +145,7 @@ class Measuring:
 
     @property
     def state(self) -> str:
-        """How much is done, and what is being measured, in words."""
+        """Progress in words: probes that have ended, of how many, and those that run."""
         done = f"{self.done} of at most {count(self.most, 'probe')} done"
         if self._round.rows > 1:
             done = f"{self._round.done} of {self._round.rows} rows of this round, {done}"
@@ -164,7 +164,7 @@ class Measuring:
 
     @contextmanager
     def _told(self, name: str) -> Iterator[None]:
-        """Tell of a probe that begins, and count it once it has ended; one that is interrupted goes on being named."""
+        """Announce a probe and count it at its end; an interrupted one stays among those that run."""
         with self._lock:
             self.running.append(name)
             self.progress.stage(self.state)

@@ -25,7 +25,7 @@ _NO_PATCH_OF_COMMANDS: Final = "the code is for the command's own files, and goe
 
 @dataclass(frozen=True, slots=True)
 class PatchFile:
-    """Where the patched file goes.
+    """Path of the patched file, and whether it may overwrite another.
 
     Attributes:
         path: The file.

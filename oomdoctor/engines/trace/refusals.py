@@ -119,7 +119,7 @@ def refuse_unsupported(patches: Patches) -> None:
     scripted = _refusal("torch.jit.ScriptModule", "the tensors of a scripted or traced module cannot be moved")
     patches.set(torch.jit.ScriptModule, "_apply", scripted)
     tag, save = torch.serialization.location_tag, _refusal("torch.save", "tensors on an emulated GPU have no data")
-    patches.set(torch.serialization, "location_tag", lambda storage: (save if _is_emulated(storage) else tag)(storage))
+    patches.set(torch.serialization, "location_tag", _unless_emulated(tag, save))
     _refuse_exchange(patches)
 
 
@@ -133,14 +133,14 @@ def _refuse_exchange(patches: Patches) -> None:
 
 def _unless_emulated(theirs: Callable[..., Any], refuse: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(theirs)
-    def call(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
-        return (refuse if tensor.is_cuda else theirs)(tensor, *args, **kwargs)
+    def call(given: Any, *args: object, **kwargs: object) -> object:  # noqa: ANN401 - a tensor, or a storage of either kind
+        return (refuse if _is_emulated(given) else theirs)(given, *args, **kwargs)
 
     return call
 
 
-def _is_emulated(storage: Any) -> bool:  # noqa: ANN401 - a storage of either kind
-    return torch.device(storage.device).type in ("xla", "cuda")
+def _is_emulated(given: Any) -> bool:  # noqa: ANN401 - a tensor, or a storage of either kind
+    return torch.device(given.device).type in ("xla", "cuda")
 
 
 def _refusal(name: str, why: str) -> Callable[..., Any]:

@@ -145,14 +145,6 @@ CASES = {
         f"{function.__name__} over {dim}, {layout}": _softmax(function, dim, layout)
         for function in (F.softmax, F.log_softmax)
         for dim in (1, -1)
-        for layout in (
-            "whole",
-            "sliced",
-            "transposed gradient",
-            "expanded gradient",
-            "transposed, expanded gradient",
-            "to fp32",
-            "sliced bf16",
-        )
+        for layout in _LAYOUTS
     },
 }
