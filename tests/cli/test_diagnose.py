@@ -192,6 +192,24 @@ def test_bad_input(oomdoctor_here: Run, tmp_path: Path, arguments: list[str], sa
     assert "Traceback" not in ended.stderr
 
 
+def test_options_of_a_report_are_data(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Of the options in a report, which anybody may have written, a hint repeats those of the card alone, quoted."""
+    report = {
+        "schema_version": 1,
+        "written_by": "oomdoctor run",
+        "traceback": LOG,
+        "argv": ["train.py", "--batch-size", "8"],
+        "card_options": ["--gpu", "t4; touch taken", "--write", "/etc/passwd", "--reserve"],
+    }
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    ended = oomdoctor_here("diagnose", "report.json", "--json")
+    assert ended.returncode == 0, ended.stderr
+    hints = [remedy["how"] or "" for remedy in json.loads(ended.stdout)["result"]["remedies"]]
+    probes = [hint for hint in hints if hint.startswith("oomdoctor ")]
+    assert any(" --gpu 't4; touch taken' " in hint for hint in probes)
+    assert not any("--write" in hint or "--reserve" in hint for hint in probes)
+
+
 def test_unreadable_file(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A file that cannot be opened is refused with the system's reason."""
     (tmp_path / "loop").symlink_to("loop")
