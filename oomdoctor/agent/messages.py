@@ -27,12 +27,13 @@ class UnknownRead:
         place: File name and line, such as `model.py:31`; of a library's line, that of the program which called it.
         text: The expression that read; empty where the source is not known.
         effect: `size` where the size of a tensor depends on it, `decision` where it is a condition, `bound` where the
-            largest size was taken, `even` where choices were spread evenly, else `value`.
+            largest size was taken, `even` where choices were spread evenly, `check` where only an error depends on
+            it, else `value`.
     """
 
     place: str
     text: str
-    effect: Literal["size", "decision", "bound", "even", "value"]
+    effect: Literal["size", "decision", "bound", "even", "check", "value"]
 
 
 LEAST_GROWTH_BYTES = 1 << 14

@@ -175,8 +175,6 @@ def begin() -> None:
     guarded(known_values.install)()
     guarded(unknown_reads.begin)()
     guarded(kernel_timing.time_anew)()
-    validation = functools.partial(guarded(_replace), "torch", "_is_all_true", _hold_on_gpu)
-    imports.when_imported("torch.distributions.distribution", validation)
     imports.when_imported("torch.backends.cudnn", guarded(_accept_old_cards))
     imports.when_imported("torch.distributed.distributed_c10d", guarded(_patch_torch))
     if lone_rank.is_lone():
@@ -190,17 +188,6 @@ def begin() -> None:
         ("accelerate.utils.random", "synchronize_rng_state", _send_as_object),
     ):
         imports.when_imported(module, functools.partial(guarded(_replace), module, name, make))
-
-
-def _hold_on_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.distributions` checks its parameters and samples, and would read that all are wrong."""
-    torch: Any = sys.modules["torch"]
-
-    def is_all_true(tensor: Any, *arguments: Any, **named: Any) -> Any:
-        answer = original(tensor, *arguments, **named)  # it takes memory as ever
-        return torch.tensor(data=True) if getattr(answer, "is_cuda", False) else answer
-
-    return is_all_true
 
 
 def _accept_old_cards() -> None:

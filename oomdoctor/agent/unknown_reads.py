@@ -1,9 +1,9 @@
 """Reads of values that a null GPU does not have, by the line of the program that reads them.
 
-The null GPU answers such a read with zeros. To log a loss, that is harmless. Where the value decides where the program
-goes (`if mask.any()`), or how large a tensor is (`boxes[keep]`, `nonzero`), memory may be another than on a GPU, and
-a loop that waits for a value never ends. So each read is noted with the line and the expression, and an endless loop is
-ended with an error that names it.
+The null GPU answers such a read with zeros. To log a loss, that is harmless, and a check (`assert isfinite(loss)`) gets
+the answer that passes it. Where the value decides where the program goes (`if mask.any()`), or how large a tensor is
+(`boxes[keep]`, `nonzero`), memory may be another than on a GPU, and a loop that waits for a value never ends. So each
+read is noted with the line and the expression, and an endless loop is ended with an error that names it.
 """
 
 # ruff: noqa: ANN401 - the null GPU's library has no type here
@@ -19,8 +19,9 @@ import os
 import sys
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from .checks import check_of
 from .guard import guarded, note_failure
 from .messages import UnknownRead
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import CodeType, FrameType
 
-Effect = Literal["size", "decision", "bound", "even", "value"]
+    from .checks import Checked
+
+Effect = Literal["size", "decision", "bound", "even", "check", "value"]
 
 _MOST_READS = 20_000
 _LONGEST_SECONDS = 10.0
@@ -38,6 +41,7 @@ _EFFECTS = {
     "decision": "a condition",
     "bound": "the most rows that there can be",
     "even": "spread evenly",
+    "check": "a check",
     "value": "a value",
 }
 _BALANCED = (
@@ -89,7 +93,7 @@ class _State:
         self.total = self.seeds = 0
         self.progress_at = 0.0
         self.callback: Any = None
-        self.error = b""  # kept here, since C has a pointer to it
+        self.answer: Any = None
 
 
 _STATE = _State()
@@ -101,6 +105,8 @@ def begin() -> None:
     if _STATE.callback is None and hasattr(library, "oomdoctor_null_on_read"):
         _STATE.callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint64)(_note_read)
         library.oomdoctor_null_on_read(_STATE.callback)
+        _STATE.answer = library.oomdoctor_null_answer_reads
+        _STATE.answer.argtypes = [ctypes.c_uint64, ctypes.c_int]
         sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(guarded(lambda *_: mark() and None))
         atexit.register(library.oomdoctor_null_on_read, None)  # a thread that reads later would wait for Python
 
@@ -147,42 +153,75 @@ def note(effect: Effect, *, if_deciding: bool = False) -> None:
             line.effect, line.last = effect, _STATE.total
 
 
-def note_read() -> None:
+def note_read() -> bool | None:
     """Note a read on a device that is emulated in Python.
+
+    Returns:
+        What a boolean is read as where a check of the program asks for it; None where none does.
 
     Raises:
         RuntimeError: The program waits for a value in a loop.
     """
-    if _note_read(0) is not None:
-        raise RuntimeError(_STATE.error.decode())
+    _STATE.total += 1
+    noted: _Noted | None = guarded(_noted)(sys._getframe())  # noqa: SLF001 - the only way to one's callers
+    if noted is None:
+        return None
+    if noted.error is not None:
+        raise RuntimeError(noted.error.decode())
+    return noted.answer
 
 
-def _note_read(_bytes: int) -> int | None:
+def _note_read(nbytes: int) -> int | None:
     """Note a read; return the address of an error's text where the program waits for a value in a loop."""
     _STATE.total += 1
     try:
         # Not in a variable here: a frame that holds itself would keep the tensors of its callers until a collection.
-        return _noted(sys._getframe())  # noqa: SLF001 - the only way to one's callers
-    except Exception as error:  # noqa: BLE001 - C would take what is not returned for an address
-        note_failure("unknown_reads", error)
+        error, answer = _noted(sys._getframe())  # noqa: SLF001 - the only way to one's callers
+    except Exception as failure:  # noqa: BLE001 - C would take what is not returned for an address
+        note_failure("unknown_reads", failure)
         return None
+    if answer is not None:
+        _STATE.answer(answer and nbytes == 1, 1)
+    return None if error is None else ctypes.cast(ctypes.c_char_p(error), ctypes.c_void_p).value
 
 
-def _noted(frame: FrameType) -> int | None:
+class _Noted(NamedTuple):
+    """What comes of a read: an error where a loop waits for it, and the truth that passes a check, if one asks."""
+
+    error: bytes | None = None
+    answer: bool | None = None
+
+
+def _noted(frame: FrameType) -> _Noted:
     if _draws_seed(frame):
         _STATE.seeds += 1
-        return None
+        return _Noted()
+    check = check_of(_innermost(frame))
+    answer = None if check is None else bool(check.passes)
     reading, program = _reader(frame)
     if reading is None:  # as in backward, whose threads are not Python's
-        return None
-    key = (reading.f_code, reading.f_lasti, "" if program is None else _place(program))
-    line = _STATE.lines.get(key)
+        return _Noted(None, answer)
+    line = _line_of(reading, program, check)
     if line is None:
-        if len(_STATE.lines) >= _MOST_LINES:
-            return None
-        line = _STATE.lines[key] = _line(reading, program)
+        return _Noted(None, answer)
     line.since_progress += 1
     line.last = _STATE.total
+    return _Noted(_waiting(line), answer)
+
+
+def _line_of(reading: FrameType, program: FrameType | None, check: Checked | None) -> _Line | None:
+    """Return the line of a read, new or known; None where there are too many."""
+    place = "" if program is None else _place(program)
+    key = (reading.f_code, reading.f_lasti, place if check is None else "check")
+    if key not in _STATE.lines and len(_STATE.lines) < _MOST_LINES:
+        _STATE.lines[key] = _line(reading, program)
+        if check is not None:
+            _STATE.lines[key].effect = "check"
+    return _STATE.lines.get(key)
+
+
+def _waiting(line: _Line) -> bytes | None:
+    """Return the text of an error where a line has read for too long; None while it has not."""
     if line.effect == "size" or line.since_progress < _MOST_READS:  # nobody waits for a tensor of another size
         return None
     if time.monotonic() - _STATE.progress_at < _LONGEST_SECONDS:
@@ -192,21 +231,24 @@ def _noted(frame: FrameType) -> int | None:
         f"`{line.text}` at {line.place} was read {_MOST_READS:,} times without a step: a loop waits for a value that "
         "the null GPU does not have, since it computes nothing"
     ).encode()
-    _STATE.error = line.error
-    return ctypes.cast(ctypes.c_char_p(line.error), ctypes.c_void_p).value
+    return line.error
 
 
 def _draws_seed(frame: FrameType) -> bool:
-    """Return whether a recurrent module is the innermost that reads, but for what dispatches operators."""
-    outer: FrameType | None = frame
-    while outer is not None:
-        path = outer.f_code.co_filename
-        if path.endswith(_RECURRENT):
-            return True
-        if not (path.startswith(_OWN) or path.endswith(_DISPATCHERS)):
-            return False
-        outer = outer.f_back
-    return False
+    """Return whether a recurrent module is the innermost that reads."""
+    reading = _innermost(frame)
+    return reading is not None and reading.f_code.co_filename.endswith(_RECURRENT)
+
+
+def _innermost(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame, PyTorch's too, but for this package's and those that dispatch operators."""
+    while frame is not None and (_is_ours(frame.f_code.co_filename) or frame.f_code.co_filename.endswith(_DISPATCHERS)):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(_OWN) and not path.startswith(_EXAMPLES)
 
 
 def _reader(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
@@ -222,8 +264,7 @@ def _frames(frame: FrameType | None) -> Any:
     """Yield the frames outside PyTorch and this package, the innermost first."""
     while frame is not None:
         path = frame.f_code.co_filename
-        is_ours = path.startswith(_OWN) and not path.startswith(_EXAMPLES)
-        if not (is_ours or path.startswith("<frozen") or any(part in path for part in _TORCH)):
+        if not (_is_ours(path) or path.startswith("<frozen") or any(part in path for part in _TORCH)):
             yield frame
         frame = frame.f_back
 
@@ -234,8 +275,7 @@ def _is_programs(frame: FrameType) -> bool:
 
 def is_programs_file(path: str) -> bool:
     """Return whether a file is the program's own: of no library, nor Python's or this package's."""
-    is_ours = path.startswith(_OWN) and not path.startswith(_EXAMPLES)
-    return not (is_ours or path.startswith(("<", _STANDARD)) or any(part in path for part in _FOLDERS))
+    return not (_is_ours(path) or path.startswith(("<", _STANDARD)) or any(part in path for part in _FOLDERS))
 
 
 def _place(frame: FrameType) -> str:

@@ -375,7 +375,8 @@ _ASSUMED = {
 def _zeros_read(count: int, reads: Sequence[UnknownRead], engine: Engine) -> str:
     where = "in a trace" if engine.kind == "trace" else "on a null GPU"
     times = "once" if count == 1 else f"{count} times"
-    places = f": {describe_reads(reads)};" if reads else ", and"
+    told = [read for read in reads if read.effect != "check"]
+    places = f": {describe_reads(told)};" if told else ", and"
     return (
         f"the step read data back from the GPU {times} in a trial{places} {where} that is zeros: memory that "
         "depends on it (boolean masks, `nonzero`, `.item()` in a condition) is not counted, and training may need more"

@@ -202,8 +202,8 @@ def fault_of(error: OomdoctorError, zeros_read: int, reads: Sequence[UnknownRead
 
     Args:
         error: What the target's code seems to have done wrong.
-        zeros_read: Times that the code read data back from the GPU before.
-        reads: The lines that did so, as far as they are known.
+        zeros_read: Times that the code read data back from the GPU before, but for its checks.
+        reads: The lines that did so, as far as they are known; those of checks too.
     """
     if device_kind() == "cuda" or (device_kind() == "trace" and isinstance(error, NoAnswerError)):
         return error
@@ -211,7 +211,7 @@ def fault_of(error: OomdoctorError, zeros_read: int, reads: Sequence[UnknownRead
     if calls := unknown_calls():
         served = ", ".join(f"`{name}`" for name in calls)
         return NoAnswerError(f"the null GPU does not serve {served}", details=details, hint=_REAL_GPU)
-    if zeros_read and not isinstance(error, NoAnswerError | MissingNameError):
+    if (zeros_read or reads) and not isinstance(error, NoAnswerError | MissingNameError):
         where = f" ({unknown_reads.describe_reads(reads)})" if reads else ""
         return NoAnswerError(
             f"the target read data back from the GPU{where} and then failed; "

@@ -66,7 +66,8 @@ for _ in range(4):
 
 def _probe(folder: Path, run: Run, text: str, *arguments: str) -> tuple[int, str, dict[str, object]]:
     (folder / "model.py").write_text(text, encoding="utf-8")
-    ended = run("probe", *(arguments or ("model.py",)), "--target-batch", "8", *NULL)
+    given = arguments or ("model.py", *NULL[:4])
+    ended = run("probe", *given, "--target-batch", "8", *NULL[4:])
     result = json.loads(ended.stdout).get("result") if ended.stdout else None
     return ended.returncode, " ".join(ended.stderr.split()), result or {}
 
@@ -90,12 +91,37 @@ def test_a_false_assertion_about_labels_is_the_targets(tmp_path: Path, oomdoctor
     assert "zeros" not in stderr
 
 
-def test_an_assertion_about_floats_is_not_blamed_on_the_data(tmp_path: Path, oomdoctor_here: Run) -> None:
-    """A comparison of floating-point numbers cannot be made on a null GPU, and the error names it with its line."""
-    code, stderr, _ = _probe(tmp_path, oomdoctor_here, MODEL.format(body="assert x.max() < 99\n    return out.mean()"))
+@pytest.mark.parametrize(
+    ("check", "engine"),
+    [
+        ("assert torch.isfinite(out).all().item()", "null"),
+        ("torch.distributions.Normal(x, x.exp())", "null"),
+        ("torch.distributions.Normal(x, x.exp())", "trace"),
+        ("if not torch.equal(out, out + 0.0): raise SystemExit(7)", "null"),
+        ("if not torch.equal(out, out + 0.0): raise SystemExit(7)", "trace"),
+        ("if out.mean().item() > 9: raise ValueError", "null"),
+    ],
+)
+def test_a_check_of_floats_passes(tmp_path: Path, oomdoctor_here: Run, check: str, engine: str) -> None:
+    """A condition that only raises or goes on goes on, whatever a device without arithmetic would say, unwarned."""
+    body = f"{check}\n    return out.mean()"
+
+    code, stderr, result = _probe(
+        tmp_path, oomdoctor_here, MODEL.format(body=body), "model.py", "--gpu", "t4", "--engine", engine
+    )
+
+    assert code == 0, stderr
+    assert not [text for text in result["warnings"] if "read" in text]  # type: ignore[attr-defined]
+
+
+def test_a_check_that_zeros_fail_is_not_blamed_on_the_data(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A number that a check compares cannot be had on a null GPU, and the error names it with its line."""
+    body = "assert out.std().item() > 1e-9\n    return out.mean()"
+
+    code, stderr, _ = _probe(tmp_path, oomdoctor_here, MODEL.format(body=body))
 
     assert code == 3
-    assert "`x.max() < 99` at model.py:15 (a condition)" in stderr
+    assert "`out.std().item()` at model.py:15 (a check)" in stderr
 
 
 def test_a_mask_of_floats_is_warned_of_by_its_line(tmp_path: Path, oomdoctor_here: Run) -> None:

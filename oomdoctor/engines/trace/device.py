@@ -39,7 +39,7 @@ class EmulatedDevice:
         allocator: The simulated caching allocator.
         history: Events of the allocator, while they are recorded; else None.
         op_trace: The trace for other sizes and cards, while it is recorded; else None.
-        reads: Number of reads of data on the device, which return zeros.
+        reads: Number of reads of data on the device, which return zeros, but for those of a program's checks.
         assumptions: Work areas that were left out, by the names under which results tell them.
         workspaces_given_up: Times that there was no room for a workspace, which was done without.
         workspace_retries: Times that the allocator gave back its cache for a workspace.
@@ -59,14 +59,15 @@ class EmulatedDevice:
         self._dropout_state: Allocation | None = None
         self._requested: dict[int, int] = {}
 
-    def note_read(self) -> None:
-        """Count a read of data, and note the line of the program that does it.
+    def note_read(self) -> bool:
+        """Note a read of data, count it unless it is for a check of the program, and return what a boolean reads as.
 
         Raises:
             RuntimeError: The line waits for a value in a loop.
         """
-        self.reads += 1
-        unknown_reads.note_read()
+        answer = unknown_reads.note_read()
+        self.reads += answer is None
+        return bool(answer)
 
     def malloc(self, nbytes: int) -> int:
         """Allocate bytes and return their address.

@@ -168,9 +168,8 @@ def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_
     if source.shape != target.shape:
         source.expand(target.shape)  # which raises where it cannot be
     if target.is_cpu:
-        if target.numel():
-            device.note_read()
-        target.zero_()
+        is_true = bool(target.numel()) and device.note_read()
+        target.fill_(is_true and target.numel() == 1 and source.dtype is torch.bool)
     elif source.is_cpu:
         is_alike = source.dtype == target.dtype and source.stride() == target.stride()
         if not is_alike and not target.is_contiguous():
@@ -199,17 +198,16 @@ def _to_copy(
 
 
 def _read_scalar(device: EmulatedDevice, tensor: torch.Tensor) -> float | bool:
-    """Return zero to `item()`, `float()` and `bool()`, as a null GPU does."""
-    device.note_read()
-    return torch.zeros((), dtype=tensor.dtype).item()
+    """Return zero to `item()`, `float()` and `bool()`, as a null GPU does, and True where that passes a check."""
+    is_true = device.note_read()
+    return torch.zeros((), dtype=tensor.dtype).item() if tensor.dtype is not torch.bool else is_true
 
 
 def _compare(device: EmulatedDevice, first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two tensors are equal: what is read is zero, unless there is nothing to read."""
+    """Return whether two tensors are equal: what is read is zero, unless a check asks or there is nothing to read."""
     if first.shape != second.shape or not first.numel():
         return first.shape == second.shape
-    device.note_read()
-    return False
+    return device.note_read()
 
 
 def _add(first: torch.Tensor, second: torch.Tensor, alpha: float = 1) -> Any:  # noqa: ANN401 - or NotImplemented

@@ -369,7 +369,8 @@ static _Thread_local bool has_answer;
 SERVED uint64_t oomdoctor_null_reads(void) { return reads; }
 
 // Calls `function` with the bytes of each read from now on, in the thread that reads; NULL ends it. Where it returns a text,
-// Python's main thread raises a RuntimeError with it as soon as it goes on.
+// Python's main thread raises a RuntimeError with it as soon as it goes on. An answer that it gives is for this read, which
+// is then not counted.
 SERVED void oomdoctor_null_on_read(const char *(*function)(uint64_t)) { on_read = function; }
 
 static int raise_error(void *text) {
@@ -419,9 +420,16 @@ static void read_device(void *destination, const void *source, size_t bytes) {
         memcpy(destination, &answer, bytes);  // little-endian: the low bytes come first
         return;
     }
-    reads++;
+    uint64_t given = answer;
+    bool was_given = has_answer;
+    has_answer = false;
     const char *(*function)(uint64_t) = on_read;
     const char *text = function ? function(bytes) : NULL;
+    if (!has_answer)
+        reads++;
+    else if (bytes <= sizeof answer)
+        memcpy(destination, &answer, bytes);
+    oomdoctor_null_answer_reads(given, was_given);
     if (text)
         raise_soon(text);
 }
