@@ -160,6 +160,7 @@ def probe_case(
     stop: CancelToken | None = None,
     start: WorkerStarter | None = None,
     kept: KeptForkServer | None = None,
+    progress: Progress | None = None,
 ) -> Answer:
     """Probe one case; an error is an answer.
 
@@ -168,12 +169,13 @@ def probe_case(
         stop: Ends the probe from another thread.
         start: Starts its workers; None for fresh interpreters.
         kept: The fork server of several probes of one command; None for one of its own.
+        progress: Told of its trials.
 
     Raises:
         KeyboardInterrupt: The stop was set.
     """
     try:
-        return probe(case.request, SilentProgress(), stop=stop, start=start, kept=kept)
+        return probe(case.request, progress or SilentProgress(), stop=stop, start=start, kept=kept)
     except OomdoctorError as error:
         return error
 

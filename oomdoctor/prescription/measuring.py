@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import NoAnswerError, NotApplicableError, OomdoctorError
 from oomdoctor.multi_card.pool import PooledProbe, probe_case, run_elsewhere
+from oomdoctor.progress import SilentProgress
 from oomdoctor.remedies.catalogue import ALLOCATOR_VARIABLE, cost, exactness, remedy, with_remedies
 from oomdoctor.report.plain_text import count
 from oomdoctor.results import Outcome
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _BUDGET_SPENT: Final = "the budget of probes was spent"
 _SHORT_SECONDS: Final = 10
 _LONG_SECONDS: Final = 120
+_QUIET_SECONDS: Final = 5.0
+"""Time without a word after which the end of a trial inside a row is told: a compiled model's row takes a minute."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,21 @@ class Round:
 
     rows: int = 0
     done: int = 0
+
+
+class _RowProgress(SilentProgress):
+    """Tells the trials of one probe among those of others.
+
+    Attributes:
+        names: The remedies that it measures.
+    """
+
+    def __init__(self, measuring: Measuring, name: str, names: Names) -> None:
+        self._measuring, self._name, self.names = measuring, name, names
+
+    def trial_finished(self, trial: Trial) -> None:
+        """Count it."""
+        self._measuring.trial_ended(self._name, trial)
 
 
 @dataclass(slots=True)
@@ -69,7 +87,7 @@ class Measuring:
         rows: Their rows.
         probes: How many were begun.
         done: How many have ended.
-        running: What is being probed, in the order in which it was begun.
+        running: What is being probed, in the order in which it was begun, each with the trials that have ended.
         seconds: Time that the target as it is took.
     """
 
@@ -85,10 +103,11 @@ class Measuring:
     rows: dict[Names, MeasuredRemedies] = field(default_factory=dict)
     probes: int = 0
     done: int = 0
-    running: list[str] = field(default_factory=list)
+    running: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     _round: Round = field(default_factory=Round)
     _lock: Lock = field(default_factory=Lock)
+    _told_at: float = 0.0
 
     def plain(self) -> ProbeRun:
         """Probe the target as it is.
@@ -98,13 +117,13 @@ class Measuring:
         """
         self.probes += 1
         begun = time.monotonic()
-        with self._told(f"{self.request.target} as it is"):
-            answer = self._probed((), self.request, None)
+        with self._told(f"{self.request.target} as it is") as told:
+            answer = self._probed(told, self.request, None)
             if isinstance(answer, OomdoctorError):
                 raise answer
             self.rows[()] = self._row((), answer)
         self.seconds = time.monotonic() - begun
-        self.progress.stage(f"as it is: {answer.result.micro_batch.maximum}")
+        self._say(f"as it is: {answer.result.micro_batch.maximum}")
         return answer
 
     def _plain_trial(self) -> Trial | None:
@@ -140,8 +159,8 @@ class Measuring:
         """Probe another target, such as a patched copy, as the rows were."""
         self.probes += 1
         self._round = Round()
-        with self._told("the patched copy"):
-            return self._probed((), replace(request, variant=self.request.variant), None)
+        with self._told("the patched copy") as told:
+            return self._probed(told, replace(request, variant=self.request.variant), None)
 
     @property
     def state(self) -> str:
@@ -149,7 +168,19 @@ class Measuring:
         done = f"{self.done} of at most {count(self.most, 'probe')} done"
         if self._round.rows > 1:
             done = f"{self._round.done} of {self._round.rows} rows of this round, {done}"
-        return f"{done}, measuring {', '.join(self.running)}" if self.running else done
+        running = [f"{name} ({count(trials, 'trial')})" if trials else name for name, trials in self.running.items()]
+        return f"{done}, measuring {', '.join(running)}" if running else done
+
+    def trial_ended(self, name: str, trial: Trial) -> None:
+        """Count a trial of a probe that runs, and tell it where nothing has been told for a while."""
+        with self._lock:
+            self.running[name] += 1
+            if time.monotonic() - self._told_at >= _QUIET_SECONDS:
+                self._say(f"{self.state}, the last at micro-batch {trial.micro_batch}")
+
+    def _say(self, text: str) -> None:
+        self._told_at = time.monotonic()
+        self.progress.stage(text)
 
     def _announce(self, rows: int, at_once: int) -> None:
         """Say how many rows follow; and, where they are the first, about how long they take."""
@@ -157,36 +188,36 @@ class Measuring:
         self._round = Round(rows)
         if is_first:
             seconds = -(-rows // at_once) * self.seconds
-            self.progress.stage(
+            self._say(
                 f"{count(rows, 'remedy', 'remedies')} alone, {at_once} at once: {_duration(seconds)} at most "
                 f"where each takes the {_duration(self.seconds)} of the target as it is; then their combinations"
             )
 
     @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _told(self, name: str, names: Names = ()) -> Iterator[_RowProgress]:
         """Announce a probe and count it at its end; an interrupted one stays among those that run."""
         with self._lock:
-            self.running.append(name)
-            self.progress.stage(self.state)
-        yield
+            self.running[name] = 0
+            self._say(self.state)
+        yield _RowProgress(self, name, names)
         with self._lock:
-            self.running.remove(name)
+            del self.running[name]
             self.done += 1
             self._round.done += 1
 
     def _measure(self, names: Names, stop: CancelToken) -> None:
         if stop.is_set:  # a thread that was stopped takes the next piece before that is called off
             raise KeyboardInterrupt
-        with self._told(" + ".join(names)):
-            row = self._measured(names, stop)
+        with self._told(" + ".join(names), names) as told:
+            row = self._measured(names, stop, told)
         with self._lock:
             self.rows[names] = row
-            self.progress.stage(_found(row))
+            self._say(_found(row))
 
-    def _measured(self, names: Names, stop: CancelToken) -> MeasuredRemedies:
+    def _measured(self, names: Names, stop: CancelToken, told: _RowProgress) -> MeasuredRemedies:
         request = replace(self.request, variant=with_remedies(self.request.variant, names))
         known = self._known_cost(names)
-        answer = self._probed(names, request, stop, self.rows[()].maximum or None, counts=known is None)
+        answer = self._probed(told, request, stop, self.rows[()].maximum or None, counts=known is None)
         if known is not None and not isinstance(answer, OomdoctorError):
             is_compared = answer.result.micro_batch.maximum >= known.micro_batch
             answer = replace(answer, cost=known if is_compared else None)
@@ -219,7 +250,7 @@ class Measuring:
 
     def _probed(
         self,
-        names: Names,
+        told: _RowProgress,
         request: ProbeRequest,
         stop: CancelToken | None,
         size: int | None = None,
@@ -227,10 +258,10 @@ class Measuring:
         counts: bool = True,
     ) -> Answer:
         request = replace(request, profiles=False, profile_micro_batch=size, counts_cost=counts)
-        case = PooledProbe("+".join(names), request)
-        if self.executor is not None and names:
+        case = PooledProbe("+".join(told.names), request)
+        if self.executor is not None and told.names:
             return run_elsewhere(self.executor, probe_case, case, stop=stop)
-        return probe_case(case, stop, self.workers.start, self.kept)
+        return probe_case(case, stop, self.workers.start, self.kept, told)
 
     def _row(self, names: Names, answer: Answer) -> MeasuredRemedies:
         if isinstance(answer, NotApplicableError):

@@ -108,6 +108,27 @@ def test_the_progress_says_how_much_is_done_and_what_is_measured(
     ]
 
 
+@pytest.mark.parametrize(("quiet_seconds", "told_trials"), [(0.0, 2), (60.0, 0)])
+def test_the_trials_of_a_slow_row_are_told(
+    measured: Measuring, monkeypatch: pytest.MonkeyPatch, quiet_seconds: float, told_trials: int
+) -> None:
+    """The end of a trial inside a row is told where nothing else was for a while, and only there."""
+
+    def slow(case: PooledProbe, *given: Any) -> Any:
+        for size in (4, 8):
+            given[-1].trial_finished(fits(size, 1, 100))
+        return answered(case)
+
+    monkeypatch.setattr(measuring, "probe_case", slow)
+    monkeypatch.setattr(measuring, "_QUIET_SECONDS", quiet_seconds)
+    measured.progress = told = Told()
+    measured.measure([("checkpoint",)])
+    running = "1 of at most 80 probes done, measuring checkpoint"
+    trials = [f"{running} (1 trial), the last at micro-batch 4", f"{running} (2 trials), the last at micro-batch 8"]
+    assert [text for text in told.stages if "trial" in text] == trials[:told_trials]
+    assert running in told.stages
+
+
 def test_a_row_without_an_answer_in_time_is_not_said_to_raise(
     measured: Measuring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
