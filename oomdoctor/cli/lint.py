@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
+from oomdoctor.cli.probe_options import QuietFlag
 from oomdoctor.cli.report import (
     Format,
     Help,
@@ -144,6 +145,7 @@ def lint(  # noqa: PLR0913 - one parameter an option
     markdown: MarkdownFlag = False,
     html: HtmlFlag = False,
     output: Output = None,
+    _quiet: QuietFlag = False,
     _help: Help = False,
 ) -> None:
     """Find code in training scripts that will run out of memory or silently train wrongly, without running it.
@@ -291,7 +293,10 @@ def _check_output(output: Path | None) -> None:
     if output is None:
         return
     if output.suffix in ENDINGS:
-        raise UsageError(f"`{output}` is the name of a script, not of a report", hint=f"name a report, such as `{output.with_suffix('.json')}`")
+        raise UsageError(
+            f"`{output}` is the name of a script, not of a report",
+            hint=f"name a report, such as `{output.with_suffix('.json')}`",
+        )
     check_writable(output)
 
 
