@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.target.literals import LiteralPlace
 
-_LARGEST_SOURCE: Final = 4 << 20
+LARGEST_SOURCE: Final = 4 << 20
 """Characters of a source that is read; a larger one is imported unread."""
 _TRAINS: Final = frozenset({"backward", "fit", "train", "launch"})
 """Methods whose call is training, of a loss, a trainer, a model or a launcher."""
@@ -44,7 +44,7 @@ def refuse_script(path: Path, location: str, builder: str, verb: str = "probe") 
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(source) if len(source) <= _LARGEST_SOURCE else ast.Module([], [])
+            tree = ast.parse(source) if len(source) <= LARGEST_SOURCE else ast.Module([], [])
     except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
         return
     bound = set(_bound(tree.body))

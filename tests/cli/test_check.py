@@ -217,6 +217,7 @@ def _entry(verdict: Verdict) -> CheckedEntry:
         (PROJECT, ["--tolerance", "200%"], "error: `--tolerance` is wrong: `200%` is the whole or more"),
         (PROJECT, ["--update"], "error: `--update` has nothing to write: no entry asks for a baseline"),
         (PROJECT, ["--config", "none.toml"], "error: the configuration `none.toml` does not exist"),
+        (PROJECT, ["--config", "n" * 300], f"error: the configuration `{'n' * 300}` does not exist"),
         (PROJECT, ["-o", "none/x.json"], "error: `none/x.json` cannot be written"),
         (PROJECT.replace('"300MiB"', "300"), [], "error: `capacity` in `oomdoctor.toml` is `300`, not a string"),
         (PROJECT + "max-memry = 3", [], "error: unknown key `max-memry` in `[check.late]` of `oomdoctor.toml`"),
