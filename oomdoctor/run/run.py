@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oomdoctor.errors import UsageError
-from oomdoctor.request import command_line
 from oomdoctor.run.environment import CommandDevice, make_environment
 from oomdoctor.run.launcher import launch_alone, parse_ranks, ranks_left
 from oomdoctor.run.process import KillNotice, explain_kill, read_host_memory, run_process
@@ -131,7 +131,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _option(path: Path) -> str:
-    return command_line(("--output", str(path)))
+    return f"--output {shlex.quote(str(path))}"
 
 
 def _temporary() -> Path:
