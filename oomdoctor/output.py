@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -128,8 +129,14 @@ def _explained(path: Path, option: str) -> Iterator[None]:
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"`{path}` cannot be written: {reason}", hint=f"choose another file with `{option}`"
+            f"`{path}` cannot be written: {reason}", hint=f"choose another file, such as `{option} {_elsewhere(path)}`"
         ) from error
+
+
+def _elsewhere(path: Path) -> str:
+    """Return a path for the same file where anybody may write; one of another name where its own is the trouble."""
+    name = path.name if path.name.isprintable() and len(path.name) <= _LONGEST_STEM else f"report{path.suffix[:9]}"
+    return shlex.quote(os.path.join(os.environ.get("TMPDIR", "/tmp"), printable(name)))  # noqa: PTH118, S108 - text
 
 
 def replace_atomically(target: Path, content: bytes) -> None:

@@ -23,6 +23,7 @@ from oomdoctor.multi_card.frontier import searched_result
 from oomdoctor.multi_card.pool import Answer, PooledProbe, probe_all
 from oomdoctor.output import check_writable
 from oomdoctor.progress import SilentProgress
+from oomdoctor.report.verdicts import update_command
 from oomdoctor.results import CheckResult
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.verification.run import verify
@@ -200,7 +201,7 @@ def check(
     answers: dict[str, Answer | Buckets] = {**answerer.answers(probed)}
     answers |= _joint_runs([entry for entry in plan.entries if entry.buckets], progress)
     is_written = plan.update and not any(isinstance(answer, OomdoctorError) for answer in answers.values())
-    standing = BaselineState(known, plan.update, is_written)
+    standing = BaselineState(known, plan.update, is_written, update_command(plan.configuration))
     verified = _verified(plan.entries)
     checked = tuple(
         checked_entry(
@@ -246,7 +247,7 @@ def _baseline(plan: CheckPlan) -> Baseline | None:
     if plan.update:
         check_writable(path)
     try:
-        return read_baseline(path) if path.exists() else Baseline({})
+        return read_baseline(path, update_command(plan.configuration)) if path.exists() else Baseline({})
     except UsageError:
         if plan.update and plan.is_whole and path.is_file():
             return Baseline({})  # it is written anew

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from oomdoctor.check.baseline.comparison import common_trials, compare, differences, not_compared
 from oomdoctor.check.baseline.figures import figures_of
+from oomdoctor.check.baseline.file import UPDATE
 from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, OomdoctorError
 from oomdoctor.multi_card.frontier import searched_result
 from oomdoctor.report.buckets import turns
@@ -39,7 +40,12 @@ def broken_first(limits: Iterator[Limit] | Sequence[Limit]) -> tuple[Limit, ...]
 
 
 def baseline_limit(
-    movements: Sequence[Movement] | None, tolerance: float, *, updated: bool = False, left_out: str | None = None
+    movements: Sequence[Movement] | None,
+    tolerance: float,
+    *,
+    updated: bool = False,
+    left_out: str | None = None,
+    update: str = UPDATE,
 ) -> Limit:
     """Return the limit that the baseline is: every figure within its tolerance.
 
@@ -47,15 +53,16 @@ def baseline_limit(
         movements: What differs; None where the baseline does not have the entry.
         tolerance: Share by which a figure may be worse.
         updated: Whether the baseline was written just now, so that nothing can be worse.
+        update: The command that writes the baseline.
         left_out: Why memory that the baseline has was not compared; a check that does not look cannot pass.
     """
     if updated:
         return Limit(LimitName.BASELINE, None, None, holds=True, text="the baseline was written")
     if movements is None:
-        text = "there is no baseline to compare with; `oomdoctor check --update` writes it"
+        text = f"there is no baseline to compare with; `{update}` writes it"
         return Limit(LimitName.BASELINE, None, None, holds=False, text=text)
     if left_out is not None:
-        text = f"{left_out}; `oomdoctor check --update` writes it anew"
+        text = f"{left_out}; `{update}` writes it anew"
         return Limit(LimitName.BASELINE, None, None, holds=False, text=text)
     beyond = sum(movement.is_beyond for movement in movements)
     figures = f"{count(beyond, 'figure is', 'figures are')}" if beyond else "no figure is"
@@ -197,11 +204,13 @@ class BaselineState:
         figures: What it had before this check, by entry.
         update: Whether it is to be written.
         is_written: Whether it is, since every entry has an answer.
+        update_command: The command that writes it.
     """
 
     figures: Mapping[str, Figures]
     update: bool = False
     is_written: bool = False
+    update_command: str = UPDATE
 
 
 VerifyAnswer: TypeAlias = "VerifyDocument | OomdoctorError"
@@ -329,6 +338,7 @@ class _Comparison:
             entry.tolerance,
             updated=standing.is_written,
             left_out=None if before is None else not_compared(before, after),
+            update=standing.update_command,
         )
         state: _ComparisonState = "updated" if standing.is_written else "missing" if before is None else "compared"
         trials = None if before is None else common_trials(before, after)

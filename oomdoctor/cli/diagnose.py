@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from oomdoctor.cli.probe_options import QuietFlag
 from oomdoctor.cli.report import (
     Format,
     Help,
@@ -51,6 +52,7 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     markdown: MarkdownFlag = False,
     html: HtmlFlag = False,
     output: Output = None,
+    _quiet: QuietFlag = False,
     _help: Help = False,
 ) -> None:
     """Say why a run ran out of memory, from its log or its snapshot, and what to change."""
@@ -63,7 +65,9 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     # Among several that are diagnosed one by one, one that is not there is told in its turn.
     named = sources(files, refuse_missing=not short or len(files) == 1)
     if output is not None and output.exists() and any(source.is_file(output) for source in named):
-        raise UsageError(f"`{output}` is what is to be read", hint="name another file to write")
+        raise UsageError(
+            f"`{output}` is what is to be read", hint=f"name another file to write, such as `{_other(output)}`"
+        )
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=None if short else output)
     if short:
         if chosen != "text":
@@ -72,6 +76,10 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     document = document_of(run_diagnosis(named), fail_on_oom=fail_on_oom)
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
+
+
+def _other(output: Path) -> Path:
+    return output.with_name(f"diagnosis-of-{output.name}")
 
 
 def _print_lines(named: Sequence[Source], output: Path | None, *, fail_on_oom: bool) -> int:

@@ -210,7 +210,11 @@ def _fitted(request: FrontierRequest, gpu: Sequence[str] | None, output: Path | 
     from oomdoctor.report.progress import make_progress
     from oomdoctor.results import FitDocument
 
-    cards = list({card.key: card for card in map(find_card, gpu)}.values()) if gpu else all_cards()
+    cards = (
+        list({card.key: card for card in (find_card(name, has_memory=False) for name in gpu)}.values())
+        if gpu
+        else all_cards()
+    )
     reserve_bytes = questions(request)[0][1].reserve_bytes
     cards = [_reserved(card.with_loading(os.environ), reserve_bytes) for card in cards]
     if output is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
+from oomdoctor.cli.probe_options import QuietFlag
 from oomdoctor.cli.report import (
     Format,
     Help,
@@ -144,6 +145,7 @@ def lint(  # noqa: PLR0913 - one parameter an option
     markdown: MarkdownFlag = False,
     html: HtmlFlag = False,
     output: Output = None,
+    _quiet: QuietFlag = False,
     _help: Help = False,
 ) -> None:
     """Find code in training scripts that will run out of memory or silently train wrongly, without running it.
@@ -184,6 +186,7 @@ def lint(  # noqa: PLR0913 - one parameter an option
         from oomdoctor.report.lint import render_statistics
 
         deliver(render_statistics(result), output, stdout=sys.stderr if is_taken else None)
+        say(_unread(result))  # which the statistics only count
     elif is_taken and output is None:
         from oomdoctor import report
         from oomdoctor.output import Terminal, deliver
@@ -290,7 +293,10 @@ def _check_output(output: Path | None) -> None:
     if output is None:
         return
     if output.suffix in ENDINGS:
-        raise UsageError(f"`{output}` is the name of a script, not of a report", hint="name another")
+        raise UsageError(
+            f"`{output}` is the name of a script, not of a report",
+            hint=f"name a report, such as `{output.with_suffix('.json')}`",
+        )
     check_writable(output)
 
 
@@ -391,9 +397,16 @@ def _show_difference(question: _Question, output: Path | None) -> bool:
     deliver(printable(text) if output is None and is_terminal(sys.stdout) else text, output)
     result = fixing.linted.result
     _tell(question, result)
-    unread = [f"`{each.path}` was not linted: {each.problem}" for each in result.unreadable]
+    unread = _unread(result)
     say([*unread, *fixing.notes, f"{fixing.fixed} would be fixed, {len(result.findings)} left"])
     return bool(fixing.changes or unread)
+
+
+def _unread(result: LintResult) -> list[str]:
+    """Return a line for each file that was not linted, with the place where that is known."""
+    from oomdoctor.report.findings import place, unread
+
+    return [f"{place(each)}: {unread(each)}" for each in result.unreadable]
 
 
 def _difference(change: FileChange) -> str:

@@ -166,7 +166,9 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     finally:
         progress.close()
     render(document, chosen, output)
-    if document.status == "not_written" and output is not None:  # else it is among the lines above
+    patch = document.result.patch
+    if write is not None and output is not None and (patch is None or patch.written is None):
+        # The last warning says of a file that was not written why; without `-o` it is among the lines above.
         typer.echo(f"error: {document.result.warnings[-1]}", err=True)
     if verbose:
         from oomdoctor.report.roofline import roofline

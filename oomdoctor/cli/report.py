@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 import typer
 
 from oomdoctor import __version__
+from oomdoctor.cli.probe_options import QuietFlag
 from oomdoctor.errors import UsageError
 from oomdoctor.output import deliver, printable
 
@@ -99,7 +100,7 @@ Output: TypeAlias = Annotated[
         callback=_unless_dash,
         metavar="FILE",
         help="Write the report to a file; its ending chooses the format: .json, .md, .html, .sarif, .xml for JUnit or "
-        ".txt.",
+        ".txt; an option that names a format goes before it.",
         show_default=False,
     ),
 ]
@@ -120,8 +121,12 @@ def report(  # noqa: PLR0913 - one parameter an option
     markdown: MarkdownFlag = False,
     html: HtmlFlag = False,
     output: Output = None,
+    _quiet: QuietFlag = False,
 ) -> None:
-    """Render a saved result again, in any format."""
+    """Render a saved result again, in any format.
+
+    Exit code: 0 once it is rendered, whatever its own exit code is; 2 where it cannot be read or written.
+    """
     from oomdoctor.results.saved import read_document
 
     name = format_name(form, json=json, markdown=markdown, html=html, output=output)
@@ -158,6 +163,13 @@ def format_name(
     return next(iter(asked)) if asked else _by_ending(output)
 
 
+def _warn_of_ending(name: str, output: Path) -> None:
+    """Say on stderr that a file has another format than its ending promises; SARIF is JSON, and text may be any."""
+    promised = FORMAT_BY_ENDING.get(output.suffix.lower(), "text")
+    if promised not in (name, "text") and (name, promised) != ("sarif", "json"):
+        say([f"warning: `{output}` has {name}, as an option says, and its ending says {promised}"])
+
+
 def _by_ending(output: Path | None) -> str:
     if output is None or not output.suffix:
         return "text"
@@ -187,6 +199,8 @@ def render(document: Document, name: str, output: Path | None) -> None:
 
     terminal = Terminal.of(sys.stdout) if output is None else Terminal()
     deliver(rendered(document, name, terminal), output)
+    if output is not None:
+        _warn_of_ending(name, output)
     if name == "github":
         github.append(rendered(document, "markdown", terminal))
 
@@ -201,6 +215,8 @@ def render_failure(command: str, error: OomdoctorError, name: str, output: Path 
         is_json = name == "json"
         document = plain_document(command, failure.status, failure.exit_code, failure.result()) if is_json else ""
         deliver(document or rendered(failure, name), output)
+        if output is not None:
+            _warn_of_ending(name, output)
 
 
 def own_versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
+from oomdoctor.cli.probe_options import QuietFlag
 from oomdoctor.cli.report import Help, JsonFlag, MarkdownFlag, format_name, metavar, one_of, plain_document
 from oomdoctor.errors import EXIT_OK, UsageError
 
@@ -40,6 +41,7 @@ def rule(
     form: Format = None,
     json: JsonFlag = False,
     markdown: MarkdownFlag = False,
+    _quiet: QuietFlag = False,
     _help: Help = False,
 ) -> None:
     """Explain a rule of `oomdoctor lint`, or list them all."""

@@ -104,6 +104,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     reserve_bytes = 0 if reserve is None else parse_size(reserve, option="--reserve")
     card = one_card(gpu)
     given = {"--gpu": card, "--device": device, "--memory": memory, "--capacity": capacity, "--reserve": reserve}
+    given |= {"--world-size": None if world_size is None else str(world_size), "--rank": rank}
     options = tuple(word for name, value in given.items() if value is not None for word in (name, value))
     request = Request(
         command=command,

@@ -127,7 +127,8 @@ def read_configuration(path: Path) -> ConfigurationFile:
         UsageError: It is no file, cannot be read, is not TOML, has no section for oomdoctor or does not fit the schema.
     """
     if not _is_file(path):
-        problem = "is not a file" if path.exists() else "does not exist"
+        there = os.path.exists(path)  # noqa: PTH110 - `Path.exists` raises for a name that is too long
+        problem = "is not a file" if there else "does not exist"
         hint = "name a file that is there"
         raise UnreadableConfigurationError(f"the configuration `{path}` {problem}", hint=hint)
     if path.name == SHARED and not _has_section(read_toml(path, _shown(path))):

@@ -94,7 +94,7 @@ class JudgedEvidence:
         snapshots: What each snapshot holds.
         steps_done: Optimizer steps that a run finished before it died, where its report tells.
         command: The command line of the process that died, where a run's report tells.
-        card_options: Options of `oomdoctor run` that asked for the card, where a run's report tells.
+        card_options: Options of `oomdoctor run` that asked for the card and for ranks, where a run's report tells.
         has_reports: Whether reports of a run are among the sources; its snapshots are then of one moment.
         allocator_settings: What `PYTORCH_CUDA_ALLOC_CONF` or its like was set to, where a run's report tells.
         device_names: Names of the devices that the run used, where its report tells.

@@ -19,26 +19,29 @@ if TYPE_CHECKING:
 
 _BATCH_OPTION: Final = re.compile(r"(-{0,2}(?:[a-z]+[-_.])*batch[-_]?size|-b|-bs|--bs)(=?)(\d*)", re.IGNORECASE)
 _PLACE: Final = f"{MICRO_BATCH} goes where the script takes its batch size"
-_ELSEWHERE: Final = ("--target-batch", "1", "--gpu", "a100-sxm4-80gb")
+_ELSEWHERE: Final = ("--gpu", "a100-sxm4-80gb")
 _USUAL_BATCH: Final = 256
 
 
 def probe(situation: Situation) -> str:
     """Return the command that finds the batch that fits, on the card that the run was asked to show."""
-    size = str(situation.batch_size or _USUAL_BATCH)
+    size = str((situation.batch_size or _USUAL_BATCH) * _world_size(situation))
     return _on_program("probe", situation, ("--target-batch", size, *situation.case.card_options))
 
 
 def probe_elsewhere(situation: Situation) -> str:
     """Return the command that asks whether a larger card has room."""
-    return _on_program("probe", situation, _ELSEWHERE, "does it fit there?")
+    size = str(_world_size(situation))  # a sample for each device
+    options = ("--target-batch", size, *_ELSEWHERE, *_options_of(situation, "--world-size", "--rank"))
+    return _on_program("probe", situation, options, "does it fit there?")
 
 
 def prescribe(situation: Situation) -> str:
     """Return the command that measures remedies on the card that ran out."""
     size = situation.batch_size
     needed = ("--need", str(size)) if size else ()
-    return _on_program("prescribe", situation, (*_card_options(situation), *needed))
+    world = _options_of(situation, "--world-size")  # it has no `--rank`
+    return _on_program("prescribe", situation, (*_card_options(situation), *world, *needed))
 
 
 def run_again(situation: Situation) -> str:
@@ -75,8 +78,21 @@ def _with_placeholder(command: Sequence[str]) -> tuple[str, ...] | None:
 
 def _card_options(situation: Situation) -> tuple[str, ...]:
     """Return options that name the card that ran out; none where none is known."""
-    asked = situation.case.card_options
+    asked = _options_of(situation, "--gpu", "--device", "--memory", "--capacity", "--reserve")
     return asked if set(asked[::2]) - {"--reserve"} else (*_seen_card(situation), *asked)
+
+
+def _options_of(situation: Situation, *names: str) -> tuple[str, ...]:
+    """Return those options of the run that have these names, each with its value behind it."""
+    given = situation.case.card_options
+    pairs = zip(given[::2], given[1::2], strict=True)
+    return tuple(word for name, value in pairs if name in names for word in (name, value))
+
+
+def _world_size(situation: Situation) -> int:
+    """Return the number of ranks that the run was asked for; the target batch is that of all of them."""
+    asked = _options_of(situation, "--world-size")
+    return int(asked[1]) if asked and asked[1].isdecimal() else 1
 
 
 def _seen_card(situation: Situation) -> tuple[str, ...]:

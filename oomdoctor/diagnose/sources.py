@@ -143,7 +143,7 @@ LARGEST_BYTES: Final = 256 * 1024**2
 
 _MARK: Final = b'"written_by": "oomdoctor run"'
 _REPORT_HINT: Final = "give the folder that `oomdoctor run` wrote, as it wrote it"
-_CARD_OPTIONS: Final = frozenset({"--gpu", "--device", "--memory", "--capacity", "--reserve"})
+_CARD_OPTIONS: Final = frozenset({"--gpu", "--device", "--memory", "--capacity", "--reserve", "--world-size", "--rank"})
 _CATEGORIES: Final = frozenset(Category)
 
 
@@ -162,7 +162,7 @@ class RunReport:
         device_names: Names of the devices that it used.
         address_space_bytes: Limit of its address space; None for none.
         unknown_reads: Lines that read values which a null GPU does not have.
-        card_options: Options of `oomdoctor run` that asked for the card, each with its value behind it.
+        card_options: Options of `oomdoctor run` that asked for the card and for ranks, each with its value behind it.
     """
 
     text: str

@@ -95,7 +95,8 @@ _MEMORY_WORD: Final = re.compile(r"(\d)\s*-?\s*g(?:i?b)?\b")
 # By path: `importlib.resources` takes as long to import as the file to read.
 _FILE: Final = Path(__file__).with_name("gpus.toml")
 _MOST_CANDIDATES: Final = 8
-_ELSEWHERE: Final = "`oomdoctor gpus --known` lists all; `oomdoctor probe --memory 24GiB` needs no name"
+_LISTED: Final = "`oomdoctor gpus --known` lists all"
+_NAMELESS: Final = "; `--memory 24GiB` needs no name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,15 @@ def all_cards() -> tuple[Card, ...]:
     return tuple(entry.card for entry in _entries())
 
 
-def find_card(name: str) -> Card:
+def find_card(name: str, *, has_memory: bool = True) -> Card:
     """Return the card that a person means by `name`.
 
     Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not count: `RTX 4090`, `rtx4090`, `4090` and
     `NVIDIA GeForce RTX 4090` are one card. A part of a name suffices where only one card has it.
+
+    Args:
+        name: The name.
+        has_memory: Whether `--memory` can be given instead, for the hint.
 
     Raises:
         UsageError: No card is called that (the hint has the nearest names), or several are (the hint has them).
@@ -126,7 +131,8 @@ def find_card(name: str) -> Card:
     found = _matches(words)
     if len(found) == 1:
         return found[0].card
-    raise _ambiguous(name, found) if found else _unknown(name, words)
+    elsewhere = _LISTED + (_NAMELESS if has_memory else "")
+    raise _ambiguous(name, found, elsewhere) if found else _unknown(name, words, elsewhere)
 
 
 def generic_card(capacity_bytes: int) -> Card:
@@ -223,16 +229,16 @@ def _matches(words: list[str]) -> list[_Entry]:
     ]
 
 
-def _ambiguous(name: str, found: list[_Entry]) -> UsageError:
+def _ambiguous(name: str, found: list[_Entry], elsewhere: str) -> UsageError:
     listed = [f"`{entry.card.key}` ({format_size(entry.card.total_bytes)})" for entry in found[:_MOST_CANDIDATES]]
     rest = len(found) - len(listed)
-    hint = f"name one of {', '.join(listed)}" + (f" and {rest} more; {_ELSEWHERE}" if rest else "")
+    hint = f"name one of {', '.join(listed)}" + (f" and {rest} more; {elsewhere}" if rest else "")
     return UsageError(f"`{_shortened(name)}` may be any of {len(found)} GPUs", hint=hint)
 
 
-def _unknown(name: str, words: list[str]) -> UsageError:
+def _unknown(name: str, words: list[str], elsewhere: str) -> UsageError:
     nearest = ", ".join(f"`{key}`" for key in _nearest_keys("".join(words)))
-    hint = f"did you mean {nearest}? {_ELSEWHERE}" if nearest else _ELSEWHERE
+    hint = f"did you mean {nearest}? {elsewhere}" if nearest else elsewhere
     return UsageError(f"no GPU called `{_shortened(name)}` is known", hint=hint)
 
 

@@ -234,10 +234,12 @@ class File:
     Attributes:
         path: Absolute, symbolic links as they are; None for standard input.
         shown: Name in reports.
+        is_named: Whether an argument names it, rather than a folder that it lies in.
     """
 
     path: Path | None
     shown: str
+    is_named: bool = True
 
 
 @dataclass(slots=True)
@@ -270,10 +272,11 @@ def discover(arguments: Sequence[str], settings: LintSettings) -> Discovered:
             found.files.append(File(None, printable_name(settings.stdin_filename or STANDARD_INPUT)))
             continue
         path = _existing(argument)
-        for file in _walk(_listable(path), excluded, found) if path.is_dir() else [path]:
+        is_folder = path.is_dir()
+        for file in _walk(_listable(path), excluded, found) if is_folder else [path]:
             if file not in seen:
                 seen.add(file)
-                found.files.append(File(file, display_path(file)))
+                found.files.append(File(file, display_path(file), is_named=not is_folder))
     return found
 
 

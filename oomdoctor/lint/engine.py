@@ -246,12 +246,20 @@ class _Pass:
         data = self.inputs.read(file)
         self.digests[file.shown] = digest(data)
         document = parse_document(data, place.name)
-        self.counts["skipped"] += document is None
+        if document is None:
+            # Whoever names a file asks about this one; of a folder, what has nothing to do with torch is passed over.
+            if file.is_named and (anyway := parse_document(data, place.name, needs_torch=False)) is not None:
+                self._note_broken(file, anyway)
+                parse(anyway.text, place).close()
+            self.counts["skipped"] += 1
         return document
 
-    def _check(self, file: File, place: Path, document: Document) -> None:
+    def _note_broken(self, file: File, document: Document) -> None:
         if isinstance(document, Notebook):
             self.found.unreadable += [_unreadable(file, error) for error in document.broken]
+
+    def _check(self, file: File, place: Path, document: Document) -> None:
+        self._note_broken(file, document)
         # The repository around a file, or the package; files come in order, so one at a time is enough.
         if place.parent not in self.roots:
             self.roots[place.parent] = repository_of(place.parent) or _import_root(place.parent)

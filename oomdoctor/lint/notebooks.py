@@ -135,8 +135,8 @@ class Notebook:
         return b"".join([*parts, self.data[done:]])
 
 
-def parse_notebook(data: bytes) -> Notebook | None:
-    """A notebook's program; None for one that has nothing to do with torch, or is in another language than Python.
+def parse_notebook(data: bytes, *, needs_torch: bool = True) -> Notebook | None:
+    """A notebook's program; None for one in another language than Python, and where torch is needed one without it.
 
     Raises:
         UnreadableError: The bytes are not the JSON of a notebook, or its code is too much.
@@ -152,7 +152,7 @@ def parse_notebook(data: bytes) -> Notebook | None:
     except UnicodeDecodeError:
         raise UnreadableError("not a notebook: not UTF-8") from None
     text = _joined(source for _, source, _ in found)
-    if not stands_on_torch(text):
+    if needs_torch and not stands_on_torch(text):
         return None
     check_size(text)
     return _assembled(data, list(_code_cells(found)))
@@ -323,21 +323,22 @@ def read_document(path: Path) -> Document | None:
     return parse_document(read(path, most_bytes(path.name)), path.name)
 
 
-def parse_document(data: bytes, name: str) -> Document | None:
+def parse_document(data: bytes, name: str, *, needs_torch: bool = True) -> Document | None:
     """Parse bytes as a document; None where they have nothing to do with torch.
 
     Args:
         data: The file's bytes.
         name: Its name, whose ending tells a notebook.
+        needs_torch: Whether a program without torch is None, too; a notebook of another language always is.
 
     Raises:
         UnreadableError: They are too many or cannot be understood.
     """
     within(data, most_bytes(name))
     if PurePath(name).suffix == NOTEBOOK:
-        return parse_notebook(data)
+        return parse_notebook(data, needs_torch=needs_torch)
     script = decode(data)
-    if not stands_on_torch(script.text):
+    if needs_torch and not stands_on_torch(script.text):
         return None
     check_size(script.text)
     return script

@@ -148,7 +148,7 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
     request.check()
     reference = None
     if request.probe.command is None:
-        reference = parse_reference(request.probe.target, directory=request.probe.directory)
+        reference = parse_reference(request.probe.target, directory=request.probe.directory, verb="prescribe")
     if request.write is not None and reference is not None and not has_patch(reference):
         message, _, way = why_no_patch(reference).partition("; ")
         raise UsageError(message, hint=way or "leave `--write` out; the code of what is prescribed is printed")

@@ -338,17 +338,6 @@ def _difference(found: Movement) -> str:
 # --- issues -----------------------------------------------------------------------------------------------------------
 
 _MOST_MOVEMENTS: Final = 10
-_PROBE: Final = (
-    "`oomdoctor probe` of the same target shows where its memory is, `oomdoctor lint` what wastes it, and "
-    "`oomdoctor prescribe` measures what frees it."
-)
-_HELP: Final[Mapping[LimitName, str]] = MappingProxyType(
-    {
-        **dict.fromkeys(LimitName, _PROBE),
-        LimitName.VERIFY: "`oomdoctor verify` of the same target says what to change.",
-        LimitName.BASELINE: f"Undo what grew, or take it for the baseline with `{words.UPDATE}`.",
-    }
-)
 
 
 def issues(document: CheckDocument) -> Issues:
@@ -362,7 +351,11 @@ def issues(document: CheckDocument) -> Issues:
     return Issues(
         headline=sentence(headline),
         groups=[*(_group(result, entry) for entry in entries), Group("oomdoctor check", [whole], about)],
-        rules=[IssueKind(it.value, words.LIMIT_WORDS[it], _HELP[it], "error") for it in LimitName if it in broken],
+        rules=[
+            IssueKind(it.value, words.LIMIT_WORDS[it], words.limit_help(result, it), "error")
+            for it in LimitName
+            if it in broken
+        ],
         properties={"entries": len(entries), "headline": headline},
     )
 
@@ -383,15 +376,19 @@ def _group(result: CheckResult, entry: CheckedEntry) -> Group:
 
 
 def _issues(result: CheckResult, entry: CheckedEntry) -> Iterator[Issue]:
-    location, title = Location(_path(result, entry), name=entry.target), f"oomdoctor check {entry.name}"
+    location, title = Location(_path(result, entry), name=entry.target), _title(entry)
     subject = words.name(entry)
     if entry.problem is not None:
         yield _problem_issue(entry, entry.problem, title, location)
-    yield from (_limit_issue(entry, limit, title, location) for limit in entry.limits)
+    yield from (_limit_issue(result, entry, limit, location) for limit in entry.limits)
     for text in words.warnings(entry):
         yield Issue("warning", title, (sentence(text),), location, subject)
     if not words.beyond(entry) and (moved := tuple(_listed(words.within(entry)))):
         yield Issue("note", f"{title}: {words.within_title(entry)}", moved, location)
+
+
+def _title(entry: CheckedEntry) -> str:
+    return f"oomdoctor check {entry.name}"
 
 
 def _path(result: CheckResult, entry: CheckedEntry) -> str | None:
@@ -411,14 +408,14 @@ def _problem_issue(entry: CheckedEntry, problem: Problem, title: str, location: 
     return Issue("error", title, lines, location, words.name(entry), case=case)
 
 
-def _limit_issue(entry: CheckedEntry, limit: Limit, title: str, location: Location) -> Issue:
+def _limit_issue(result: CheckResult, entry: CheckedEntry, limit: Limit, location: Location) -> Issue:
     name = limit.name.value
     if limit.holds:
         return Issue("passed", case=Case(name, entry.name, message=visible(limit.text)))
-    lines, path = tuple(_limit_lines(entry, limit)), location.path
+    lines, path = tuple(_limit_lines(result, entry, limit)), location.path
     return Issue(
         level="error",
-        title=f"{title}: {name}",
+        title=f"{_title(entry)}: {name}",
         lines=lines,
         location=location,
         subject=words.name(entry),
@@ -428,15 +425,18 @@ def _limit_issue(entry: CheckedEntry, limit: Limit, title: str, location: Locati
     )
 
 
-def _limit_lines(entry: CheckedEntry, limit: Limit) -> Iterator[str]:
+def _limit_lines(result: CheckResult, entry: CheckedEntry, limit: Limit) -> Iterator[str]:
     """Yield a broken limit's sentence, and the figures that moved where it is the baseline, else the probe's answer."""
     yield sentence(limit.text)
     if limit.name is LimitName.VERIFY:
-        yield f"help: {_HELP[limit.name]}"
+        yield f"help: {words.limit_help(result, limit.name)}"
     elif limit.name is not LimitName.BASELINE:
         yield from (sentence(found) for found in [words.answer(entry)] if found)
     elif moved := list(_listed(words.beyond(entry))):
-        yield from (*moved, f"help: `{words.UPDATE}` writes it to the baseline, if it is intended")
+        yield from (
+            *moved,
+            f"help: `{words.update_command(result.configuration)}` writes it to the baseline, if it is intended",
+        )
 
 
 def _listed(movements: Sequence[Movement]) -> Iterator[str]:

@@ -53,9 +53,6 @@ LIMIT_WORDS: Final[Mapping[LimitName, str]] = MappingProxyType(
 )
 """What it means that a limit is broken."""
 
-UPDATE: Final = "oomdoctor check --update"
-"""The command that writes the baseline anew."""
-
 _WORDS_OF_MANY: Final[Mapping[Verdict, str]] = MappingProxyType(
     {Verdict.ERROR: "in error", Verdict.NO_ANSWER: "without an answer", Verdict.FAILED: "failed"}
 )
@@ -92,7 +89,7 @@ def headline(result: CheckResult) -> str:
 
 def advice(result: CheckResult, *, is_page: bool = False) -> Iterator[str]:
     """Yield the next steps, a sentence each; a page does not need the advice to make one."""
-    entries, update = result.entries, _check_command(result, "--update")
+    entries, update = result.entries, update_command(result.configuration)
     if any(movement.is_beyond for entry in entries for movement in entry.movements):
         yield f"if these changes are intended, `{update}` writes them to the baseline; commit that file"
     if missing := [entry for entry in entries if entry.baseline == "missing"]:
@@ -101,14 +98,32 @@ def advice(result: CheckResult, *, is_page: bool = False) -> Iterator[str]:
     lines = [line for entry in entries if (line := prescription(entry, result.configuration))]
     yield from (f"`{line}` measures what makes it fit, and writes the patch" for line in lines[:_MOST_LINES])
     if not is_page and any(True for entry in entries for _ in broken(entry)):
-        yield f"`{_check_command(result, '--format', 'html', '-o', 'check.html')}` draws where the memory is"
+        page = _check_command(result.configuration, "--format", "html", "-o", "check.html")
+        yield f"`{page}` draws where the memory is"
 
 
-def _check_command(result: CheckResult, *options: str) -> str:
+def limit_help(result: CheckResult, limit: LimitName) -> str:
+    """Return what to do where a limit is broken, a sentence."""
+    if limit is LimitName.VERIFY:
+        return "`oomdoctor verify` of the same target says what to change."
+    if limit is LimitName.BASELINE:
+        return f"Undo what grew, or take it for the baseline with `{update_command(result.configuration)}`."
+    return (
+        "`oomdoctor probe` of the same target shows where its memory is, `oomdoctor lint` what wastes it, and "
+        "`oomdoctor prescribe` measures what frees it."
+    )
+
+
+def update_command(configuration: str) -> str:
+    """Return the command that writes the baseline of a configuration anew."""
+    return _check_command(configuration, "--update")
+
+
+def _check_command(configuration: str, *options: str) -> str:
     """Return the command that checks the same configuration, which is named where it is not what is found unnamed."""
-    path = PurePath(result.configuration)
+    path = PurePath(configuration)
     is_found = path.name in (OWN, SHARED) and set(path.parent.parts) <= {".."}
-    config = () if is_found else ("--config", result.configuration)
+    config = () if is_found else ("--config", configuration)
     return visible(command_line(("oomdoctor", "check", *config, *options)), _LONGEST_NAME)
 
 

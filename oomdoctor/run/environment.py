@@ -142,7 +142,7 @@ class CommandDevice:
         memory_bytes: Capacity, what PyTorch may take.
         card_bytes: Memory of the card in all, instead of its capacity.
         reserve_bytes: Bytes that others hold.
-        options: The options that asked for it, as given, each with its value behind it.
+        options: The options that asked for it, and for ranks, as given, each with its value behind it.
     """
 
     gpu: str | None = None

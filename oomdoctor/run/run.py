@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -109,22 +110,32 @@ def _unused_name() -> Path:
     """A name with the time, and with the process, since a cluster may start many runs in one second."""
     name = f"oomdoctor-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     here = Path.cwd()
-    return (here if os.access(here, os.W_OK) else Path(tempfile.gettempdir())) / name
+    return (here if os.access(here, os.W_OK) else _temporary()) / name
 
 
 def _check_writable(path: Path) -> None:
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir():
-        raise UsageError(f"`--output {path}` is to be a directory, and `{existing}` is a file", hint="name another")
+        hint = f"name a directory, such as `{_option(existing.with_name(f'{existing.stem}-reports'))}`"
+        raise UsageError(f"`--output {path}` is to be a directory, and `{existing}` is a file", hint=hint)
+    elsewhere = f"name a directory that you may write to, such as `{_option(_temporary() / path.name)}`"
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(f"reports cannot be written to `{path}`: no permission in `{existing}`", hint="name another")
+        raise UsageError(f"reports cannot be written to `{path}`: no permission in `{existing}`", hint=elsewhere)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:  # for the superuser everything is allowed, and still a file system may refuse
         path.mkdir(parents=True, exist_ok=True)
         for folder in missing:
             folder.rmdir()
     except OSError as error:
-        raise UsageError(f"reports cannot be written to `{path}`: {error.strerror}", hint="name another") from error
+        raise UsageError(f"reports cannot be written to `{path}`: {error.strerror}", hint=elsewhere) from error
+
+
+def _option(path: Path) -> str:
+    return f"--output {shlex.quote(str(path))}"
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.script import command_hint
+from oomdoctor.target.script import LARGEST_SOURCE, command_hint
 from oomdoctor.target.script_scopes import Scope, ScriptText, UnclearScriptError, names_in, root
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def target_of_script(path: Path) -> str:
         TargetError: There is no such file, it cannot be read, or the text does not show one of the parts.
     """
     try:
-        source = path.read_bytes().decode("utf-8-sig")
+        source = _read(path).decode("utf-8-sig")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
@@ -55,6 +55,15 @@ def target_of_script(path: Path) -> str:
         raise TargetError(
             f"no target can be made of `{path}`: {error}", hint=command_hint(path, str(path), tree)
         ) from None
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        source = stream.read(LARGEST_SOURCE + 1)
+    if len(source) > LARGEST_SOURCE:
+        hint = "name a training script"
+        raise TargetError(f"`{path}` is larger than {LARGEST_SOURCE >> 20} MiB, which no script is", hint=hint)
+    return source
 
 
 class _Parts:

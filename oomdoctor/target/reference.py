@@ -89,7 +89,7 @@ class Reference:
         return f"{self.location}({keywords})" if self.hub else f"{self.location}:build_model({keywords})"
 
 
-def parse_reference(text: str, *, directory: Path) -> Reference:
+def parse_reference(text: str, *, directory: Path, verb: str = "probe") -> Reference:
     """Read a target's name: `path.py`, `package.module` or a shipped example, each with an optional `:name(literals)`.
 
     Or a shorthand such as `timm:resnet50`, with optional keywords.
@@ -97,6 +97,7 @@ def parse_reference(text: str, *, directory: Path) -> Reference:
     Args:
         text: What was typed.
         directory: Where relative paths and modules start.
+        verb: The command of oomdoctor that reads it, for the hint at a script's own command.
 
     Raises:
         TargetError: The form is wrong, nothing of that name exists, an argument is not a literal, or the file is a
@@ -104,7 +105,7 @@ def parse_reference(text: str, *, directory: Path) -> Reference:
     """
     text, directory = text.strip(), Path(directory).absolute()
     if text.endswith(".py") and _kind(directory / text) == "file":
-        refuse_script(directory / text, text, "build_model")
+        refuse_script(directory / text, text, "build_model", verb)
         return Reference(text, str(directory), text, path=_absolute(directory / text))
     if (shorthand := read_shorthand(text)) is not None:
         return _of_shorthand(text, shorthand, directory)
@@ -115,7 +116,7 @@ def parse_reference(text: str, *, directory: Path) -> Reference:
     _check_literals(attribute, arguments)
     path, module = _locate(text, location, directory)
     if path is not None:
-        refuse_script(Path(path), location, (attribute or "build_model").partition(".")[0])
+        refuse_script(Path(path), location, (attribute or "build_model").partition(".")[0], verb)
     return Reference(text, str(directory), location, path, module, attribute, arguments)
 
 

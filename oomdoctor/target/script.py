@@ -16,23 +16,26 @@ if TYPE_CHECKING:
 
     from oomdoctor.target.literals import LiteralPlace
 
-_LARGEST_SOURCE: Final = 4 << 20
+LARGEST_SOURCE: Final = 4 << 20
 """Characters of a source that is read; a larger one is imported unread."""
 _TRAINS: Final = frozenset({"backward", "fit", "train", "launch"})
 """Methods whose call is training, of a loss, a trainer, a model or a launcher."""
 _DYNAMIC: Final = frozenset({"globals", "vars", "locals", "exec", "setattr", "__import__"})
 """Functions by which a file may bind names that its source does not show."""
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DO: Final = {"probe": "probe it as", "prescribe": "ask about", "verify": "verify it as"}
+"""Words for what to do with a script instead, by the command of oomdoctor."""
 _OPTIONS: Final = frozenset({"add_argument", "option", "Option"})
 
 
-def refuse_script(path: Path, location: str, builder: str) -> None:
+def refuse_script(path: Path, location: str, builder: str, verb: str = "probe") -> None:
     """See that a file may be a target before it is imported; one that cannot be read is left to the import.
 
     Args:
         path: The file.
         location: How it was named.
         builder: Name of what builds the model.
+        verb: The command of oomdoctor that was to read it, for the hint.
 
     Raises:
         TargetError: It trains, and binds neither the builder nor `make_batch`.
@@ -41,7 +44,7 @@ def refuse_script(path: Path, location: str, builder: str) -> None:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(source) if len(source) <= _LARGEST_SOURCE else ast.Module([], [])
+            tree = ast.parse(source) if len(source) <= LARGEST_SOURCE else ast.Module([], [])
     except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
         return
     bound = set(_bound(tree.body))
@@ -50,20 +53,22 @@ def refuse_script(path: Path, location: str, builder: str) -> None:
     if not bound & {builder, "make_batch", "*", "__getattr__"} and names & _TRAINS and not names & _DYNAMIC:
         raise TargetError(
             f"`{location}` is a script that trains: it has neither `{builder}` nor `make_batch`, and was not run",
-            hint=command_hint(path, location, tree),
+            hint=command_hint(path, location, tree, verb),
         )
 
 
-def command_hint(path: Path, location: str, tree: ast.Module) -> str:
-    """Return how to probe a script as a command.
+def command_hint(path: Path, location: str, tree: ast.Module, verb: str = "probe") -> str:
+    """Return how to probe a script as a command, or to prescribe for it or verify it.
 
     Args:
         path: The script.
         location: How it was named.
         tree: It, parsed.
+        verb: `probe`, `prescribe` or `verify`.
     """
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return _hint(location, [*_options(calls)], batch_size_literals(path), batch_size_variables(path))
+    literals = [] if verb == "verify" else batch_size_literals(path)  # which has no `--set`
+    return _hint(verb, location, [*_options(calls)], literals, batch_size_variables(path))
 
 
 def _bound(statements: list[ast.stmt]) -> Iterator[str]:
@@ -99,8 +104,8 @@ def _options(calls: list[ast.Call]) -> Iterator[str]:
             yield from (word for word in words if isinstance(word, str) and word.startswith("--"))
 
 
-def _hint(location: str, options: list[str], literals: list[LiteralPlace], variables: list[str]) -> str:
-    """Return the command to probe, with the script's own options for its sizes, else its variable or its literal."""
+def _hint(verb: str, location: str, options: list[str], literals: list[LiteralPlace], variables: list[str]) -> str:
+    """Return the command to type, with the script's own options for its sizes, else its variable or its literal."""
     sizes = [
         option for option in options if "batch" in option and not any(word in option for word in ("accum", "eval"))
     ]
@@ -110,9 +115,11 @@ def _hint(location: str, options: list[str], literals: list[LiteralPlace], varia
         words, literals = ["env", f"{variables[0]}={{micro_batch}}", *words], []
     chosen = "" if sizes or not literals else f"{set_options(location, literals)[0]} "
     words += [] if chosen or words[0] == "env" else [sizes[0] if sizes else "--batch-size", "{micro_batch}"]
-    words += [] if steps is None else [steps, "{accumulation_steps}"]
-    line = f"oomdoctor probe {chosen}-- {' '.join(words)}"
-    return f"probe it as the command that it is:\n\n    {line}{_note(sizes or variables, literals)}"
+    needs_steps = steps is None and verb == "verify"
+    words += [steps or "--grad-accum", "{accumulation_steps}"] if steps is not None or needs_steps else []
+    line = f"oomdoctor {verb} {chosen}-- {' '.join(words)}"
+    missing = "\n\nand have it read its accumulation steps from such an option" if needs_steps else ""
+    return f"{_DO[verb]} the command that it is:\n\n    {line}{_note(sizes or variables, literals)}{missing}"
 
 
 def _note(sizes: list[str], literals: list[LiteralPlace]) -> str:

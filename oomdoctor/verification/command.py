@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,10 @@ _SETTINGS: Final = {
     "PYTHONHASHSEED": "0",
 }
 _MOST_FILES: Final = 3
+_NO_GPU: Final = re.compile(
+    r"Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available|no GPUs found"
+)
+"""What PyTorch says where a GPU is used and there is none."""
 
 
 def verify_command(
@@ -47,7 +52,7 @@ def verify_command(
     Raises:
         UsageError: The command cannot be started, or does not take both sizes.
         TargetError: It fails, or takes no optimizer step.
-        NoAnswerError: There is a null GPU, memory ran out, or the time limit.
+        NoAnswerError: There is a null GPU, or none where the command needs one, memory ran out, or the time limit.
         KeyboardInterrupt: The stop was set.
     """
     command = request.command or ()
@@ -147,7 +152,7 @@ def _raise_problem(ended: EndedTrial, micro_batch: int, *, has_steps: bool) -> N
 
     Raises:
         TargetError: It failed, or took no optimizer step.
-        NoAnswerError: Memory or time ran out.
+        NoAnswerError: Memory or time ran out, or it needs a GPU.
     """
     events = ended.events
     failed = next((measured.error for measured in events.measured.values() if measured.error), None)
@@ -158,6 +163,8 @@ def _raise_problem(ended: EndedTrial, micro_batch: int, *, has_steps: bool) -> N
         )
     if failed is not None:
         text = failed.links[0].text.strip() or failed.links[0].types[0]
+        if _NO_GPU.search(text):
+            raise _needs_gpu(failed.traceback)
         raise TargetError(f"the command failed at micro-batch {micro_batch}: {text}", details=failed.traceback)
     if failures := [failure for measured in events.measured.values() for failure in measured.failures]:
         raise NoAnswerError(f"the accumulation could not be recorded: {failures[0]}")
@@ -170,10 +177,22 @@ def _raise_problem(ended: EndedTrial, micro_batch: int, *, has_steps: bool) -> N
         )
     if ended.return_code:
         code = ended.return_code
+        if _NO_GPU.search(ended.tail or ""):
+            raise _needs_gpu(ended.tail)
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise TargetError(f"the command {how}", details=ended.tail)
     raise TargetError(
         "the command ended well and never took an optimizer step of `torch.optim`",
         hint="a batch may be larger than its data, or a setting may keep it from training",
         details=ended.tail,
+    )
+
+
+def _needs_gpu(details: str | None) -> NoAnswerError:
+    return NoAnswerError(
+        "the command needs a GPU, and this machine has none",
+        hint="verify it where there is one, or let it take the CPU where there is none, as in "
+        '`device = "cuda" if torch.cuda.is_available() else "cpu"`: gradients are compared, so that a null GPU, which '
+        "computes none, does not do",
+        details=details,
     )

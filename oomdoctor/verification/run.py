@@ -137,7 +137,7 @@ def verify(
         wrong = result.verdict == "equal_if_weighted"
         code = EXIT_GATE if wrong else _EXIT_CODES.get(result.verdict, EXIT_OK)
         return VerifyDocument("verify", result.verdict, code, {"oomdoctor": __version__, **versions}, result)
-    reference = parse_reference(request.target, directory=request.directory)
+    reference = parse_reference(request.target, directory=request.directory, verb="verify")
     # The arithmetic has to be real and in double precision: no GPU is seen, and no null GPU.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     question = VerifyTarget(

@@ -20,7 +20,7 @@ NAMES = ("gpu", "memory", "engine", "world_size", "new_tokens")
     ("text", "said"),
     [
         ("`--gpu NAME` plays a card", "`gpu = NAME` plays a card"),
-        ("`oomdoctor probe --memory 24GiB` needs no name", '`memory = "24GiB"` needs no name'),
+        ("`--memory 24GiB` needs no name", '`memory = "24GiB"` needs no name'),
         ("`--engine null --world-size 4` runs", '`engine = "null", world_size = 4` runs'),
         ("drop `--new-tokens`", "drop `new_tokens`"),
         ("`oomdoctor gpus --known` lists all", "`oomdoctor gpus --known` lists all"),

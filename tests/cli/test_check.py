@@ -217,6 +217,7 @@ def _entry(verdict: Verdict) -> CheckedEntry:
         (PROJECT, ["--tolerance", "200%"], "error: `--tolerance` is wrong: `200%` is the whole or more"),
         (PROJECT, ["--update"], "error: `--update` has nothing to write: no entry asks for a baseline"),
         (PROJECT, ["--config", "none.toml"], "error: the configuration `none.toml` does not exist"),
+        (PROJECT, ["--config", "n" * 300], f"error: the configuration `{'n' * 300}` does not exist"),
         (PROJECT, ["-o", "none/x.json"], "error: `none/x.json` cannot be written"),
         (PROJECT.replace('"300MiB"', "300"), [], "error: `capacity` in `oomdoctor.toml` is `300`, not a string"),
         (PROJECT + "max-memry = 3", [], "error: unknown key `max-memry` in `[check.late]` of `oomdoctor.toml`"),
@@ -245,3 +246,33 @@ def test_without_a_configuration_the_lines_to_add_are_shown(oomdoctor: Run, tmp_
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: there is no configuration here, and so nothing to check\n")
     assert "[[tool.oomdoctor.check]]\nname = " in ended.stderr
+
+
+BASELINE = """\
+gpu = "t4"
+capacity = "300MiB"
+target-batch = 8
+engine = "trace"
+baseline = true
+
+[[check]]
+name = "roomy"
+target = "model.py:build_model(width=1024)"
+"""
+
+
+def test_hints_at_an_update_keep_the_configuration(tmp_path: Path) -> None:
+    """Where `--config` names the file, each format and a baseline that is none give the command that can be pasted."""
+    write_project(tmp_path, "")
+    (tmp_path / "other.toml").write_text(BASELINE)
+    line = "`oomdoctor check --config other.toml --update`"
+    for form in ("text", "json", "sarif"):
+        shown = here(tmp_path, "--config", "other.toml", "--format", form)
+        assert shown.returncode == 1, shown.stderr
+        assert line in " ".join(shown.stdout.split())
+        assert "`oomdoctor check --update`" not in shown.stdout
+
+    (tmp_path / "oomdoctor-baseline.json").write_text("{")
+    refused = here(tmp_path, "--config", "other.toml")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"hint: {line} writes it anew" in refused.stderr

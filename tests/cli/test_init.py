@@ -248,3 +248,10 @@ def test_reading_a_script_imports_no_torch(oomdoctor: Run, tmp_path: Path) -> No
     ended = oomdoctor("init", "train.py", "--quiet", PYTHONPROFILEIMPORTTIME="1")
     assert ended.stdout == STEPS_TARGET
     assert not any(line.split("|")[-1].strip() == "torch" for line in ended.stderr.splitlines())
+
+
+def test_what_has_no_end_is_refused(oomdoctor_here: Run) -> None:
+    """A device is no script, and is not read until memory runs out."""
+    ended = oomdoctor_here("init", "/dev/zero", "-q")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "`/dev/zero` is larger than 4 MiB, which no script is" in ended.stderr

@@ -235,6 +235,34 @@ def test_broken_files_do_not_stop_the_others(oomdoctor_here: Run, folder: Path) 
     assert "broken.py:2:5: not linted: invalid syntax" in oomdoctor_here("lint").stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--diff",), ("--statistics",), ("--fix",), ("--format", "markdown")])
+def test_a_broken_file_that_is_named_is_told_with_its_line(
+    oomdoctor_here: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """A file on the command line has to be Python even without torch; one in a folder is passed over."""
+    (tmp_path / "broken.py").write_text("x = 1\ndef f(:\n")
+    named, in_folder = oomdoctor_here("lint", *options, "broken.py"), oomdoctor_here("lint", *options, ".")
+
+    assert (named.returncode, in_folder.returncode) == (1, 0)
+    said = named.stdout + named.stderr
+    assert "broken.py" in said
+    assert "2:7" in said or "line 2" in said
+    assert "broken.py" not in in_folder.stdout + in_folder.stderr
+
+
+def test_what_is_named_without_torch(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Sound Python without torch is still clean, also in a notebook; a cell that is not Python is named."""
+    (tmp_path / "sound.py").write_text("x = 1\n")
+    (tmp_path / "sound.ipynb").write_text(notebook("%ls", "x = 1"))
+    clean = oomdoctor_here("lint", "sound.py", "sound.ipynb")
+    assert (clean.returncode, clean.stdout) == (0, "No findings: no file of 2 uses torch.\n")
+
+    (tmp_path / "broken.ipynb").write_text(notebook("x = 1", "def f(:"))
+    ended = oomdoctor_here("lint", "broken.ipynb")
+    assert ended.returncode == 1
+    assert "broken.ipynb:cell 2:1:7: not linted" in ended.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said", "hint"),
     [
@@ -263,7 +291,7 @@ def test_broken_files_do_not_stop_the_others(oomdoctor_here: Run, folder: Path) 
         (["--statistics", "--format", "sarif"], "`--statistics` prints plain text", ""),
         (["--statistics", "--diff"], "`--diff` and `--statistics` exclude each other", ""),
         (["-o", "no/such/x.json"], "cannot be written", "create it first"),
-        (["-o", "train.py"], "`train.py` is the name of a script", "another"),
+        (["-o", "train.py"], "`train.py` is the name of a script", "such as `train.json`"),
         (["--config", "none.toml"], "the configuration `none.toml` does not exist", "--isolated"),
         (["none\u202eyp.py"], "no such file or folder: `none\\u202eyp.py`", ""),
         (["--config", "x.toml", "--isolated"], "`--isolated` and `--config` exclude each other", ""),

@@ -2,81 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
-import torch
 from prescribe_edits import ADAPTED
-from running import Run, run_here
+from prescribing import CARD, HAS_PIECES, MODEL, prescribed, without_all_but
+from running import Run
 
-import oomdoctor
 from oomdoctor import probe
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import build_request
 from oomdoctor.results import Outcome, PrescribeDocument
-from oomdoctor.results.saved import from_json
 from oomdoctor.trial.probe import probe as run_probe
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
-SCHEMA = Path(oomdoctor.__file__).parent / "schemas" / "prescribe.schema.json"
-CARD = ("--gpu", "rtx-4090", "--capacity", "1GiB", "--target-batch", "64")
-HAS_PIECES = hasattr(torch.nn, "LinearCrossEntropyOptions")
-
-MODEL = '''\
-"""A small GPT."""
-
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.mix = nn.Linear(width, 3 * width)
-        wide = (nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.layers = nn.Sequential(nn.LayerNorm(width), *wide)
-
-    def forward(self, x):
-        query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.mix(x).chunk(3, dim=-1))
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + mixed.transpose(1, 2).flatten(2)
-        return x + self.layers(x)
-
-
-class Model(nn.Module):
-    def __init__(self, layers, width, vocabulary):
-        super().__init__()
-        self.words = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.output = nn.Linear(width, vocabulary, bias=False)
-
-    def hidden(self, tokens):
-        x = self.words(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-    def forward(self, tokens):
-        return self.output(self.hidden(tokens))
-
-
-def build_model(layers=6):
-    return Model(layers, 256, 6000)
-
-
-def make_batch(batch_size):
-    return torch.randint(6000, (batch_size, 512))
-
-
-def training_step(model, batch):
-    return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
-'''
-
 BLOCK = "            x = block(x)\n"
 REPLAYED = "            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)\n"
 EVERY_SECOND = """\
@@ -151,21 +92,6 @@ BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
     **({"fused-cross-entropy": ((LOSS, FUSED),)} if HAS_PIECES else {}),
 }
 """What is edited by hand for a remedy, as texts and what replaces them."""
-NEW_SERVERS = ("--without", "expandable-segments", "--without", "max-split-size")
-
-
-def prescribed(
-    folder: Path, *options: str, source: str = MODEL, target: str = "model.py", settings: tuple[str, ...] = NEW_SERVERS
-) -> PrescribeDocument:
-    """What the command says of a file on a small card; settings of the allocator, which cost a new process, are out."""
-    (folder / "model.py").write_text(source)
-    done = run_here(["prescribe", target, *CARD, *settings, *options, "--json", "-q"], folder)
-    assert done.returncode in (0, 1), done.stderr
-    jsonschema.validate(json.loads(done.stdout), json.loads(SCHEMA.read_text()))
-    document = from_json(done.stdout, "stdout")
-    assert isinstance(document, PrescribeDocument)
-    assert document.exit_code == done.returncode
-    return document
 
 
 @pytest.fixture(scope="module")
@@ -313,14 +239,6 @@ def test_no_more_blocks_than_are_needed(everything: PrescribeDocument, tmp_path:
     assert not list(tmp_path.glob("*_prescribed_*"))
 
 
-def without_all_but(*names: str) -> list[str]:
-    """Options that leave these remedies."""
-    from oomdoctor.remedies.catalogue import REMEDIES
-
-    left = {one.id for one in REMEDIES if not one.on_request} - {*names}
-    return [word for name in sorted(left) for word in ("--without", name)]
-
-
 def test_what_cannot_be_reached_fails(tmp_path: Path) -> None:
     """Exit code 1, with the most that can be had; a target without blocks says so."""
     source = MODEL.replace("for _ in range(layers)", "for _ in range(1)")
@@ -341,160 +259,6 @@ def test_a_step_that_raises_says_why(tmp_path: Path) -> None:
     row = next(row for row in document.result.alone if row.remedies == ("bf16-weights",))
     assert row.outcome == "raises"
     assert "AssertionError" in (row.problem or "")
-
-
-WIDE = """\
-import torch
-from torch import nn
-
-
-def build_model():
-    return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
-
-
-def make_batch(batch_size):
-    return torch.randn(batch_size, 1024)
-
-
-def training_step(model, batch):
-    return model(batch).square().mean()
-"""
-
-
-def test_a_step_in_the_backward_where_nothing_accumulates(tmp_path: Path) -> None:
-    """Without a target batch no gradient has to be kept; the class that is pasted for it does the same."""
-    (tmp_path / "model.py").write_text(WIDE)
-    options = ("--gpu", "rtx-4090", "--capacity", "150MiB", *without_all_but("optimizer-in-backward"))
-    done = run_here(["prescribe", "model.py", *options, "--json", "-q"], tmp_path)
-    result: dict[str, Any] = json.loads(done.stdout)["result"]
-    (row,) = result["alone"]
-    assert row["outcome"] == "measured", row["problem"]
-    assert row["maximum"] > result["plain"]["maximum"]
-    assert "class OptimizerInBackward" in result["patch"]["diff"]
-    assert result["patch"]["maximum"] == row["maximum"]
-
-
-CONVOLUTIONS = """\
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
-
-    def forward(self, x):
-        return x + self.layers(x)
-
-
-def build_model():
-    return nn.Sequential(nn.Conv2d(3, 64, 1), *(Block() for _ in range(2)), nn.Conv2d(64, 1, 1))
-
-
-def make_batch(batch_size):
-    return torch.randn(batch_size, 3, 128, 128)
-
-
-def training_step(model, batch):
-    return model(batch).square().mean()
-"""
-
-
-def test_checkpointed_convolutions_ask_for_their_plans_in_the_backward_as_well(tmp_path: Path) -> None:
-    """PyTorch keeps cuDNN's plans for each thread: one that is asked for again was not given up for want of memory."""
-    options = ("--target-batch", "24", "--capacity", "512MiB", *without_all_but("checkpoint"))
-    result = prescribed(tmp_path, *options, source=CONVOLUTIONS).result
-    (row,) = result.alone
-    assert row.outcome == "measured", row.problem
-    assert row.maximum > result.plain.maximum
-    assert row.notes == ("batch norms in the blocks update their running statistics twice a step",)
-
-
-TAGGER = """
-import torch
-from torch import nn
-
-
-class Tagger(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.tags = nn.Embedding(20000, 64), nn.Linear(64, 5000)
-
-    def forward(self, words):
-        return self.tags(self.words(words))
-
-
-def build_model():
-    return Tagger()
-
-
-def make_batch(batch_size):
-    return torch.randint(20000, (batch_size, 64)), torch.randint(5000, (batch_size, 64))
-
-
-def training_step(model, batch):
-    words, tags = batch
-    return nn.functional.cross_entropy(model(words).flatten(0, 1), tags.flatten())
-"""
-
-
-@pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
-def test_logits_are_found_where_fewer_words_go_out_than_come_in(tmp_path: Path) -> None:
-    """The widest matrix is the embedding of the input, and the loss on the last layer's output is fused."""
-    options = ("--target-batch", "2048", "--capacity", "512MiB", *without_all_but("fused-cross-entropy"))
-    result = prescribed(tmp_path, *options, source=TAGGER).result
-    (row,) = result.alone
-    assert row.outcome == "measured", row.problem
-    assert row.maximum > 4 * result.plain.maximum
-    assert result.patch is not None
-    assert "outputs=(20000, 5000)" in result.patch.diff
-
-
-NUMBERED = """
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
-
-    def forward(self, x):
-        return x + self.inner(x)
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleDict({str(number): Block() for number in range(4)})
-
-    def forward(self, x):
-        for block in self.blocks.values():
-            x = block(x)
-        return x
-
-
-def build_model():
-    return Model()
-
-
-def make_batch(batch_size):
-    return torch.randn(batch_size, 64, 256)
-
-
-def training_step(model, batch):
-    return model(batch).square().mean()
-"""
-
-
-def test_blocks_in_a_dictionary_with_numbers_for_names_are_patched(tmp_path: Path) -> None:
-    """They are no list, although their names are numbers: the patch is proven."""
-    options = ("--target-batch", "4096", "--capacity", "512MiB", *without_all_but("checkpoint"))
-    result = prescribed(tmp_path, *options, source=NUMBERED).result
-    assert result.patch is not None, result.patch_problem
-    assert result.patch.maximum > result.plain.maximum
 
 
 def test_the_budget_bounds_the_probes(tmp_path: Path) -> None:

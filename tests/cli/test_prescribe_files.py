@@ -79,6 +79,17 @@ class TestNothingIsWritten:
         done = asked(tmp_path, "--target-batch", "8", "--write", "better.py", "-o", "report.html")
         assert done.stderr.endswith("error: nothing was written to `better.py`: nothing is prescribed\n")
 
+    def test_among_several_warnings(self, tmp_path: Path) -> None:
+        """The line on stderr is about the file, also where the need is not reached and the step is warned of."""
+        reads = "    print(float(model(batch).sum()))\n    return"
+        source = WITHOUT_PLACE.replace("    return model(batch)", f"{reads} model(batch)")
+        options = ("--target-batch", "400", "--need", "400", "--write", "better.py", "-o", "report.json")
+        done = asked(tmp_path, *options, source=source)
+        document = json.loads((tmp_path / "report.json").read_text())
+        assert (done.returncode, document["status"]) == (1, "not_reached")
+        assert len(document["result"]["warnings"]) > 1
+        assert done.stderr.splitlines()[-1].startswith("error: nothing was written to `better.py`: ")
+
     def test_where_its_folder_went_away_meanwhile(self, tmp_path: Path) -> None:
         """The rows and the patch are printed all the same."""
         (tmp_path / "gone").mkdir()

@@ -203,9 +203,53 @@ def test_format_that_is_none(oomdoctor_here: Run) -> None:
 
 
 def test_flag_beats_the_ending(diagnosis: str, tmp_path: Path) -> None:
-    """A flag says what is wanted, whatever the file is called."""
+    """A flag says what is wanted, whatever the file is called, and the ending that says another is warned of."""
     run(diagnosis, "--markdown", "-o", str(tmp_path / "x.html"))
     assert (tmp_path / "x.html").read_text(encoding="utf-8").startswith("###")
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "is_told"),
+    [
+        (["--json"], "y.html", True),
+        (["--html"], "y.json", True),
+        (["--json"], "y.json", False),
+        (["--format", "sarif"], "y.json", False),
+        (["--json"], "y.txt", False),
+    ],
+)
+def test_an_ending_of_another_format_is_told(
+    tmp_path: Path, oomdoctor_here: Run, options: list[str], name: str, is_told: bool
+) -> None:
+    """Every command writes what the flag asks for, and says where the name of the file promises another format."""
+    (tmp_path / "empty.py").touch()
+    for asked in (["lint", "empty.py"], ["report", str(SAVED)], ["probe", "absent.py", "--gpu", "t4"]):
+        (tmp_path / name).unlink(missing_ok=True)
+        ended = oomdoctor_here(*asked, *options, "-o", name)
+        is_written = (tmp_path / name).exists()  # an error has no page
+        assert is_written or (asked[0], options) == ("probe", ["--html"])
+        assert (f"warning: `{name}` has " in ended.stderr) == (is_told and is_written)
+
+
+def test_rendering_is_what_the_exit_code_is_about(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """The document of a check that failed renders with exit code 0, and keeps its own; one that is none is a 2."""
+    failed = to_json(check())
+    assert json.loads(failed)["exit_code"] != 0
+    (tmp_path / "failed.json").write_text(failed)
+    ended = oomdoctor_here("report", "failed.json", "--json")
+    assert (ended.returncode, json.loads(ended.stdout)) == (0, json.loads(failed))
+    assert oomdoctor_here("report", "absent.json").returncode == 2
+
+
+@pytest.mark.parametrize("command", [("report", str(SAVED)), ("diagnose", "empty.py"), ("lint",), ("rule", "--all")])
+def test_quiet_is_an_option_of_commands_without_progress_too(
+    tmp_path: Path, oomdoctor_here: Run, command: tuple[str, ...]
+) -> None:
+    """A script may give `-q` to each command that reports."""
+    (tmp_path / "empty.py").touch()
+    plain, quiet, long = (oomdoctor_here(*command, *option) for option in ((), ("-q",), ("--quiet",)))
+    assert plain.stdout == quiet.stdout == long.stdout != ""
+    assert plain.returncode == quiet.returncode == long.returncode
 
 
 @pytest.mark.parametrize("arguments", [("--html",), ("--format", "html"), ("-o", "x.html")])

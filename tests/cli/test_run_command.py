@@ -66,6 +66,14 @@ def test_what_is_not_there_is_answered_as_a_shell_does(oomdoctor: Run, tmp_path:
     assert "oomdoctor run -- python train.py" in none.stderr
 
 
+def test_a_question_about_a_command_that_is_not_there_is_a_wrong_use(oomdoctor: Run) -> None:
+    """`probe` and its like have no exit code of a command to pass through."""
+    sizes = ("--batch-size", "{micro_batch}", "--grad-accum", "{accumulation_steps}")
+    for question in (["probe", "--gpu", "t4"], ["prescribe", "--gpu", "t4"], ["verify"]):
+        ended = oomdoctor(*question, "--", "no-such-command", *sizes)
+        assert (ended.returncode, "command not found: `no-such-command`" in ended.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("options", [[], ["--no-history"], ["--"], ["--max-entries", "5", "--"]])
 def test_everything_behind_the_command_is_the_commands(oomdoctor: Run, options: list[str]) -> None:
     """Options of ours behind the command, a second `--`, empty words and wildcards reach it as they are."""
@@ -200,6 +208,7 @@ def test_an_output_that_cannot_be_is_said_before_the_command_starts(oomdoctor: R
 
     assert ended.returncode == 2
     assert "is to be a directory" in ended.stderr
+    assert ended.stderr.endswith(f"hint: name a directory, such as `--output {tmp_path / 'file-reports'}`\n")
     assert not (tmp_path / "ran").exists()
 
 

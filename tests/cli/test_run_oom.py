@@ -196,3 +196,33 @@ def test_every_worker_of_torchrun_writes_its_own(oomdoctor: Run, script: Path, t
     assert (report["rank"], report["world_size"], report["steps_done"]) == (0, 1, 2)
     assert report["history_entries"] == 0
     assert "oomdoctor-here/rank0-" in ended.stderr
+
+
+RANK = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+model = torch.nn.Linear(1024, 1024).cuda()
+model(torch.zeros(int(sys.argv[1].partition("=")[2]), 1024, device="cuda")).square().mean().backward()
+"""
+
+
+def test_advice_about_a_rank_asks_about_that_rank(oomdoctor: Run, tmp_path: Path) -> None:
+    """What to type next has the world and the rank of the run, at the time and from the folder afterwards."""
+    (tmp_path / "train.py").write_text(RANK)
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+
+    ended = oomdoctor(
+        "run", "--gpu", "t4", "--world-size", "4", "--rank", "1", "-o", "died", "--no-history",
+        "--", torchrun, "--nproc-per-node", "1", "train.py", "--batch-size=8000000",
+    )  # fmt: skip
+    later = oomdoctor("diagnose", "died")
+
+    assert ended.returncode == 1
+    for text in (ended.stderr, later.stdout):
+        said = " ".join(text.split())
+        assert "oomdoctor probe --target-batch 32000000 --gpu t4 --world-size 4 --rank 1 --" in said
+        assert "oomdoctor prescribe --gpu t4 --world-size 4 --need 8000000 --" in said

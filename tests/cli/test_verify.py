@@ -266,6 +266,18 @@ def test_a_right_command_is_equal(tmp_path: Path, oomdoctor_here: Run) -> None:
     assert (result["verdict"], result["notes"], result["errors"][0]["sizes"]) == ("equal", [], [3, 3, 3])
 
 
+def test_a_command_that_needs_a_gpu_is_told_what_to_do(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """Without a GPU there is no answer, whether the error passes or the script turns it into an exit code."""
+    path, use = tmp_path / "train.py", "import torch\n{indent}torch.zeros(1).cuda()\n"
+    caught = "try:\n  " + use.format(indent="  ") + "except Exception as error:\n  exit(str(error))\n"
+    for text in (use.format(indent=""), caught):
+        path.write_text(text, encoding="utf-8")
+        done = oomdoctor_here("verify", "--", sys.executable, "train.py", *SIZES, CUDA_VISIBLE_DEVICES="")
+        assert done.returncode == 3, done.stderr
+        assert done.stderr.count("error: the command needs a GPU, and this machine has none") == 1
+        assert "hint: verify it where there is one" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "code", "told"),
     [

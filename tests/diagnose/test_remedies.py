@@ -283,6 +283,21 @@ def test_advice_asks_of_the_card_that_the_run_was_asked_to_show() -> None:
     assert "oomdoctor run --gpu t4 --capacity 1GiB -- python gan.py --batch-size 64" in steps
 
 
+def test_advice_keeps_the_ranks_of_the_run() -> None:
+    """The world is in each proposed command, with the rank where it takes one; a target batch is that of all ranks."""
+    command = ("torchrun", "train.py", "--batch-size", "4")
+    asked = ("--gpu", "t4", "--world-size", "8", "--rank", "0,7")
+    one = full(phase=TrainingPhase.FORWARD, command=command, card_options=asked)
+    left_open = "-- torchrun train.py --batch-size {micro_batch}"
+    advised = remedies(one)
+    probe = f"oomdoctor probe --target-batch 32 --gpu t4 --world-size 8 --rank 0,7 {left_open}"
+    assert advised["smaller_micro_batch"].how == probe
+    prescribe = f"oomdoctor prescribe --gpu t4 --world-size 8 --need 4 {left_open}"
+    assert advised["measured_remedies"].how == prescribe
+    steps = [step.command for step in diagnose.next_steps(situation(command=command, card_options=asked), ())]
+    assert "oomdoctor run --gpu t4 --world-size 8 --rank 0,7 -- torchrun train.py --batch-size 4" in steps
+
+
 def test_advice_adds_the_card_to_a_reserve() -> None:
     """A reserve alone names no card, so that the one that was seen stands beside it."""
     one = full(phase=TrainingPhase.FORWARD, card_options=("--reserve", "1GiB"), device_names=("Tesla T4",))

@@ -40,6 +40,27 @@ def test_a_script_is_answered_before_it_runs(tmp_path: Path, oomdoctor_here: Run
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("command", ["prescribe", "verify"])
+def test_the_command_that_was_typed_is_the_one_that_is_hinted(
+    tmp_path: Path, oomdoctor_here: Run, command: str
+) -> None:
+    """Whoever asks for remedies or a verdict is told how to ask that of the script."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    (tmp_path / "plain.py").write_text("import torch\nbatch_size = 8\ntorch.nn.Linear(1, 1)(x).sum().backward()\n")
+    known, unknown = oomdoctor_here(command, "loop.py", "-q"), oomdoctor_here(command, "plain.py", "-q")
+
+    line = (
+        f"oomdoctor {command} -- python loop.py --train-batch-size {{micro_batch}} --grad-accum {{accumulation_steps}}"
+    )
+    assert (known.returncode, line in known.stderr) == (2, True)
+    if command == "prescribe":
+        assert "oomdoctor prescribe --set 'plain.py:batch_size={micro_batch}' -- python plain.py\n" in unknown.stderr
+    else:  # it has no `--set`, and has to be told the steps
+        line = "oomdoctor verify -- python plain.py --batch-size {micro_batch} --grad-accum {accumulation_steps}"
+        assert line in unknown.stderr
+        assert "have it read its accumulation steps" in unknown.stderr
+
+
 def test_a_script_without_an_option_is_told_to_have_one(tmp_path: Path) -> None:
     """A batch size that is a literal cannot be set from outside."""
     (tmp_path / "my loop.py").write_text("import torch\ntorch.nn.Linear(1, 1)(torch.zeros(1, 1)).sum().backward()\n")

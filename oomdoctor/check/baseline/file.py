@@ -320,8 +320,10 @@ NAME: Final = "oomdoctor-baseline.json"
 SCHEMA_VERSION: Final = 1
 
 _MAXIMUM_BYTES: Final = 16 * 1024**2
-_HINT: Final = "`oomdoctor check --update` writes it anew; the repository's history has the last good one"
-_CONFLICT_HINT: Final = "take one side whole, then run `oomdoctor check --update`, which measures what both changed"
+UPDATE: Final = "oomdoctor check --update"
+"""The command that writes the baseline of the configuration that is found unnamed."""
+_HINT: Final = "`{update}` writes it anew; the repository's history has the last good one"
+_CONFLICT_HINT: Final = "take one side whole, then run `{update}`, which measures what both changed"
 
 
 def write_baseline(path: pathlib.Path, baseline: Baseline) -> None:
@@ -335,17 +337,21 @@ def write_baseline(path: pathlib.Path, baseline: Baseline) -> None:
     write_atomically(path, f"{text}\n")
 
 
-def read_baseline(path: pathlib.Path) -> Baseline:
+def read_baseline(path: pathlib.Path, update: str = UPDATE) -> Baseline:
     """Read a baseline.
+
+    Args:
+        path: The file.
+        update: The command that writes it anew, for hints.
 
     Raises:
         UsageError: There is no such file, it cannot be read, or it is not a baseline; the message has the line.
     """
-    text = _read_text(path)
+    text = _read_text(path, update)
     try:
         return Baseline(_entries(parse(text)))
     except ParsingError as error:
-        hint = _CONFLICT_HINT if error.is_conflict else _HINT
+        hint = (_CONFLICT_HINT if error.is_conflict else _HINT).format(update=update)
         raise UsageError(
             f"the baseline `{path}` cannot be used, line {error.line}: {error.problem}", hint=hint
         ) from None
@@ -375,21 +381,25 @@ def _plain(node: Node, path: Path, lines: dict[Path, int]) -> object:
     return node.value
 
 
-def _read_text(path: pathlib.Path) -> str:
+def _read_text(path: pathlib.Path, update: str) -> str:
     if path.exists() and not path.is_file():
         raise UsageError(f"the baseline `{path}` is not a file", hint="move it away")
     try:
         with path.open("rb") as stream:
             data = stream.read(_MAXIMUM_BYTES + 1)
     except FileNotFoundError:
-        raise UsageError(f"there is no baseline `{path}`", hint="`oomdoctor check --update` writes it") from None
+        raise UsageError(f"there is no baseline `{path}`", hint=f"`{update}` writes it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"the baseline `{path}` cannot be read: {reason}") from None
     if len(data) > _MAXIMUM_BYTES:
-        raise UsageError(f"the baseline `{path}` is larger than 16 MiB, which none is", hint=_HINT)
+        raise UsageError(
+            f"the baseline `{path}` is larger than 16 MiB, which none is", hint=_HINT.format(update=update)
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"the baseline `{path}` cannot be used, line {line}: it is not UTF-8", hint=_HINT) from None
+        raise UsageError(
+            f"the baseline `{path}` cannot be used, line {line}: it is not UTF-8", hint=_HINT.format(update=update)
+        ) from None
