@@ -338,7 +338,7 @@ class TrainingAgent:
                 evaluation_peak_bytes=_highest(part for part in used if part.start.phase == EVALUATION),
                 phases=_phases(used, self._failed | ended_by_error),
                 allocations="" if peaks.ooms or error is not None else pack(self._history.trace),
-                zeros_read=null_gpu.zeros_read() - unknown_reads.seeds_read(),
+                zeros_read=null_gpu.zeros_read() - unknown_reads.harmless_reads(),
                 unknown_reads=unknown_reads.reads(),
                 unknown_calls=tuple(null_gpu.unknown_calls()),
                 assumptions=null_gpu.assumptions(),

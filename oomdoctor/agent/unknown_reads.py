@@ -68,6 +68,11 @@ _LOGGING = (os.path.join("transformers", "trainer.py"), os.path.join("transforme
 """Files of libraries whose conditions look whether a loss is finite, to log it."""
 _RECURRENT = os.path.join("torch", "nn", "modules", "rnn.py")  # noqa: PTH118
 """File whose modules draw the seed of cuDNN's dropout on the GPU, and read it: memory does not depend on it."""
+_ROUNDING = frozenset(
+    ("fused_moving_avg_obs_fake_quant", "fake_quantize_per_channel_affine",
+     "_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")
+)  # fmt: skip
+"""Functions that read scales and zero points to check them and to round by them: memory does not depend on them."""
 
 
 class _Line:
@@ -90,7 +95,8 @@ class _State:
 
     def __init__(self) -> None:
         self.lines: dict[tuple[CodeType, int, str], _Line] = {}
-        self.total = self.seeds = 0
+        self.total = self.harmless = 0
+        self.are_harmless: dict[tuple[CodeType, int], bool] = {}
         self.progress_at = 0.0
         self.callback: Any = None
         self.answer: Any = None
@@ -111,9 +117,9 @@ def begin() -> None:
         atexit.register(library.oomdoctor_null_on_read, None)  # a thread that reads later would wait for Python
 
 
-def seeds_read() -> int:
-    """Return how many reads were of a seed of PyTorch's own, which change nothing."""
-    return _STATE.seeds
+def harmless_reads() -> int:
+    """Return how many reads were PyTorch's own, and took the same memory whatever they read."""
+    return _STATE.harmless
 
 
 def mark() -> int:
@@ -193,8 +199,8 @@ class _Noted(NamedTuple):
 
 
 def _noted(frame: FrameType) -> _Noted:
-    if _draws_seed(frame):
-        _STATE.seeds += 1
+    if _is_harmless(frame):
+        _STATE.harmless += 1
         return _Noted()
     check = check_of(_innermost(frame))
     answer = None if check is None else bool(check.passes)
@@ -234,10 +240,16 @@ def _waiting(line: _Line) -> bytes | None:
     return line.error
 
 
-def _draws_seed(frame: FrameType) -> bool:
-    """Return whether a recurrent module is the innermost that reads."""
+def _is_harmless(frame: FrameType) -> bool:
+    """Return whether what reads takes the same memory whatever it reads."""
     reading = _innermost(frame)
-    return reading is not None and reading.f_code.co_filename.endswith(_RECURRENT)
+    if reading is None:
+        return False
+    key = reading.f_code, reading.f_lasti
+    if key not in _STATE.are_harmless:
+        draws_seed = reading.f_code.co_filename.endswith(_RECURRENT)
+        _STATE.are_harmless[key] = draws_seed or _called(_expression(reading)) in _ROUNDING
+    return _STATE.are_harmless[key]
 
 
 def _innermost(frame: FrameType | None) -> FrameType | None:
@@ -347,14 +359,22 @@ def _tested(text: str) -> str:
 
 def _finds(text: str) -> bool:
     """Return whether the size of an expression's result depends on values: of a mask as an index, or of `nonzero`."""
+    return _called(text) in _FINDING or isinstance(_parsed(text), ast.Subscript)
+
+
+def _called(text: str) -> str:
+    """Return the name of the function that an expression calls; empty where it is no call."""
+    node = _parsed(text)
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else str(getattr(node.func, "id", ""))
+
+
+def _parsed(text: str) -> ast.expr | None:
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):
-        return False
-    if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return name in _FINDING
-    return isinstance(node, ast.Subscript)
+        return None
 
 
 _GOES_ON_WITH_BEAMS = "_beam_search_has_unfinished_sequences"

@@ -26,6 +26,10 @@ _LARGER: Final = (8, 64)
 """So many times larger cards are played where a size that was asked for does not fit."""
 
 
+_VARIES: Final = (
+    "fitted in one trial and ran out of memory in another: its steps do not take the same memory each time, as where "
+    "layers are dropped at random, and training may run out at it where its trial did not"
+)
 _NOT_TRACED = "a trace does not show which tensors hold it; `--engine null` and a real GPU do"
 
 
@@ -71,15 +75,25 @@ class ProfileRunner:
             if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
                 return self._answer(size, found)
         if self.engine.kind == "null":
-            return self._record_on_larger_cards(size)
+            return self._record_on_larger_cards(size, self._why_larger(size))
         if maximum == 0:
             return ProfiledAnswer(warnings=(f"memory at micro-batch {size} could not be recorded: it does not fit",))
         answer = self._answer(maximum, self._ask(self.source, maximum, self._plain_trial(maximum)))
         warning = f"micro-batch {size} does not fit, so memory was recorded at {maximum}, the largest that does"
         return replace(answer, warnings=(warning, *answer.warnings))
 
-    def _record_on_larger_cards(self, size: int) -> ProfiledAnswer:
-        """Play a card with more memory, so that it can be answer what has become too large."""
+    def _why_larger(self, size: int) -> str:
+        """Return why a size is not recorded on the card itself; one that fitted is tried once more for that."""
+        plain = self._plain_trial(size)
+        if plain is None:
+            return "does not fit"
+        again = self.source.run(size, micro_steps=micro_steps(size, self.share), allowed_bytes=plain.allowed_bytes)
+        if (again.outcome, again.peak_allocated_bytes) == (plain.outcome, plain.peak_allocated_bytes):
+            return "just fits, and not while it is recorded"
+        return _VARIES
+
+    def _record_on_larger_cards(self, size: int, why: str) -> ProfiledAnswer:
+        """Play a card with more memory, so that it can be answered what has become too large."""
         found = ProfileOutcome(None, "it does not fit any null GPU either", Outcome.OOM)
         for factor in _LARGER:
             total_bytes = (self.engine.card.total_bytes if self.engine.card else 0) * factor
@@ -87,8 +101,7 @@ class ProfileRunner:
             if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
                 answer = self._answer(size, found)
                 card = f"a null GPU with {format_size(total_bytes)}"
-                why = "does not fit" if self._plain_trial(size) is None else "just fits, and not while it is recorded"
-                warning = f"micro-batch {size} {why}, so its memory was recorded on {card}"
+                warning = f"micro-batch {size} {why}; its memory was recorded on {card}"
                 return replace(answer, warnings=(warning, *answer.warnings)) if answer.memory else answer
         return self._answer(size, found)
 

@@ -38,6 +38,19 @@ def training_step(model, batch):
     print(loss.item())
     return loss
 """
+_QUANTIZES = """
+def build_model():
+    from torch.ao import quantization
+
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU()).train()
+    model = nn.Sequential(quantization.fuse_modules_qat(model, ["0", "1", "2"]), nn.Flatten(), nn.Linear(576, 10))
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    return quantization.prepare_qat(model.train())
+"""
+_PICTURES = """
+def make_batch(batch_size):
+    return torch.randn(batch_size, 3, 8, 8)
+"""
 _TRANSFORMS = """
 def training_step(model, batch):
     window = torch.hann_window(16, device=batch.device)
@@ -147,6 +160,22 @@ def test_what_a_step_prints_of_its_loss_is_a_placeholder(oomdoctor_here: Run, tm
     result = _probe(oomdoctor_here, "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
 
     assert any("read data back from the GPU" in warning and "in a trace" in warning for warning in result["warnings"])
+
+
+@pytest.mark.null_gpu
+def test_observers_of_quantization_are_counted_and_what_they_read_is_not_told(
+    oomdoctor_here: Run, tmp_path: Path
+) -> None:
+    """What observers keep of each channel is in the peaks, and the zero points that rounding checks are no warning."""
+    write_target(tmp_path, build_model=_QUANTIZES, make_batch=_PICTURES)
+
+    traced, null = (
+        _probe(oomdoctor_here, "model.py", "--target-batch", "64", "--capacity", "64MiB", "--engine", engine)
+        for engine in ("trace", "null")
+    )
+
+    assert _trials(traced) == _trials(null)
+    assert traced["warnings"] == null["warnings"] == []
 
 
 def test_work_areas_that_a_trace_leaves_out_are_told(oomdoctor_here: Run, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from running import run_command
-from truth import IN_THE_SUITE, SCRIPTS, TARGET_BATCH, Script, fits, largest, null_environment
+from truth import IN_THE_SUITE, SCRIPTS, TARGET_BATCH, Script, fits, largest, null_environment, peaks
 
 pytestmark = pytest.mark.null_gpu
 
@@ -43,6 +43,14 @@ def test_the_answer_is_the_bisection_of_unhooked_runs(tmp_path: Path) -> None:
     maximum = _answer(tmp_path, _SMALL.template(), "--target-batch", "256", "--capacity", f"{_MEMORY_BYTES}B")
     environment = null_environment(None, memory_bytes=_MEMORY_BYTES)
     assert largest(lambda size: fits(_SMALL, size, environment)) == maximum
+
+
+def test_a_run_by_hand_knows_what_the_host_has_made() -> None:
+    """A mask that a GPU does without, since positions count up, is not in the peak of a run by hand either."""
+    script = Script("small/counts_positions.py", ("--batch-size", "{micro_batch}"), ("--steps", "{steps}"))
+    environment = null_environment(None, memory_bytes=1024**3)
+
+    assert peaks(script, 1, environment)["allocated"] < 256 * 1024**2  # which the mask alone would take
 
 
 @pytest.mark.parametrize("truth", range(18))

@@ -1,4 +1,9 @@
-"""What a script's own run says: whether a micro-batch fits, found without any part of oomdoctor in its processes."""
+"""What a script's own run says: whether a micro-batch fits, found with no part of a probe in its processes.
+
+Each runs as under `oomdoctor run`, without a history. On a null GPU alone numbers that the host has made are zeros as
+well: transformers reads whether positions count up, and makes a mask that a GPU does without, for which a Llama of
+eight layers has no room at the size that fits.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ from run_python import run_program
 from running import python_path
 
 from oomdoctor.engines.choice import choose_engine
+from oomdoctor.run.environment import with_agent
 
 SCRIPTS = Path(__file__).with_name("scripts")
 STEPS = 3
@@ -134,7 +140,7 @@ def peaks(script: Script, micro_batch: int, environment: Mapping[str, str]) -> d
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "sitecustomize.py").write_text(_WITNESS, encoding="utf-8")
         file = Path(directory, "peaks.json")
-        witnessed = {**environment, "PYTHONPATH": directory, "TEST_PEAKS": str(file)}
+        witnessed = with_agent({**environment, "PYTHONPATH": directory, "TEST_PEAKS": str(file)})
         it_fits = _run(script.command(micro_batch), witnessed, _in_its_own_process)
         assert it_fits, f"{script.name} does not fit at {micro_batch}"
         found: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
@@ -154,9 +160,10 @@ def largest(fits_at: Callable[[int], bool], limit: int = TARGET_BATCH) -> int:
 
 
 def null_environment(gpu: str | None, *, memory_bytes: int | None = None) -> dict[str, str]:
-    """An environment in which a process finds that card, or so much memory, and nothing of a hook."""
+    """An environment in which a process finds that card, or so much memory, and values that come from the host."""
     base = {**os.environ, "PYTHONPATH": python_path()}
-    return choose_engine(engine="null", gpu=gpu, device=None, memory_bytes=memory_bytes, base=base).environment
+    engine = choose_engine(engine="null", gpu=gpu, device=None, memory_bytes=memory_bytes, base=base)
+    return with_agent(engine.environment)
 
 
 def _in_its_own_process(command: list[str], environment: Mapping[str, str], directory: str) -> CompletedProcess[str]:
@@ -176,6 +183,6 @@ def _run(
     run: Callable[[list[str], Mapping[str, str], str], CompletedProcess[str]],
 ) -> bool:
     with tempfile.TemporaryDirectory() as directory:
-        finished = run(command, environment, directory)
+        finished = run(command, {**environment, "OOMDOCTOR_RUN_DIRECTORY": f"{directory}/reports"}, directory)
     assert finished.returncode == 0 or _OUT_OF_MEMORY in finished.stderr, finished.stderr[-4000:]
     return finished.returncode == 0

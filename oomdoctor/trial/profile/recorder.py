@@ -35,6 +35,7 @@ from oomdoctor.trial.profile.marks import (
 from oomdoctor.trial.profile.operators import OperatorMarker, lines_at
 from oomdoctor.trial.trial import run_trial
 from oomdoctor.trial.worker_answers import ProfileOutcome
+from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -316,11 +317,20 @@ def profile(
             lines = lines_at(log, recorder.events, _note_operators(setup, question), memory.peak_event)
             return replace(outcome, memory=replace(memory, source_lines=lines), reason=reason)
     first = next((one for one in found if one.memory is not None), None)
-    return found[0] if first is None else replace(first, reason=_DIFFERS)
+    return found[0] if first is None else replace(first, reason=_differs(found, peak_allocated_bytes))
 
 
 _CHANGES: Final = "the target allocates other memory while it is profiled"
-_DIFFERS: Final = "no two trials of this target allocate the same memory; these figures are those of one of them"
+
+
+def _differs(found: Sequence[ProfileOutcome], peak_allocated_bytes: int | None) -> str:
+    """Say how far apart the peaks of trials at one size were."""
+    peaks = [outcome.memory.peak_allocated_bytes for outcome in found if outcome.memory is not None]
+    peaks += [] if peak_allocated_bytes is None else [peak_allocated_bytes]
+    return (
+        f"no two trials of this target allocate the same memory: at this size {format_size(min(peaks))} to "
+        f"{format_size(max(peaks))}, and training may need more; these figures are those of one of them"
+    )
 
 
 class OperatorMeter(TrialMeter):

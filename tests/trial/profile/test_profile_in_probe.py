@@ -11,7 +11,7 @@ from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Category, Outcome, ProbeResult
 from oomdoctor.trial.probe import probe
-from oomdoctor.units import MIB
+from oomdoctor.units import MIB, format_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,16 +38,22 @@ def training_step(model, batch):
     logits = model(batch).flatten(0, 1)
     return nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device="cuda"))
 """
+VARYING = MLP.replace(
+    "    return model(batch)",
+    '    more = torch.empty(next(CALLS) << 18, dtype=torch.uint8, device="cuda")\n    return more.sum() + model(batch)',
+).replace("import torch\n", "import itertools\n\nimport torch\n\nCALLS = itertools.count()\n", 1)
 SUICIDAL = MLP.replace(
     "    return model(batch)", "    if model._forward_hooks:\n        os._exit(3)\n    return model(batch)"
 ).replace("import torch\n", "import os\n\nimport torch\n", 1)
 
 
-def _probe(directory: Path, text: str = MLP, *, mebibytes: int = 512, size: int | None = None) -> ProbeResult:
+def _probe(
+    directory: Path, text: str = MLP, *, mebibytes: int = 512, size: int | None = None, target_batch: int = 4
+) -> ProbeResult:
     request = ProbeRequest(
         target=write_target(directory, text),
         directory=directory,
-        target_batch=4,
+        target_batch=target_batch,
         memory_bytes=mebibytes * MIB,
         engine="null",
         profile_micro_batch=size,
@@ -126,3 +132,22 @@ def test_memory_that_a_trial_left_behind_is_not_in_the_next(tmp_path: Path) -> N
     trial = next(trial for trial in found.trials if trial.micro_batch == 4 and trial.outcome is Outcome.FITS)
     assert found.memory.peak_allocated_bytes == trial.peak_allocated_bytes
     assert not any(warning.startswith("memory") for warning in found.warnings)
+
+
+def test_a_maximum_whose_next_trial_ran_out_is_said_to_be_no_sure_one(tmp_path: Path) -> None:
+    """Where a step takes other memory each time, the answer warns that training may run out at it."""
+    found = _probe(tmp_path, VARYING, mebibytes=256, target_batch=100_000)
+
+    said = next(text for text in found.warnings if f"micro-batch {found.micro_batch.maximum} " in text)
+    assert "fitted in one trial and ran out of memory in another" in said
+    assert "training may run out at it" in said
+
+
+def test_how_far_apart_trials_at_one_size_are_is_told(tmp_path: Path) -> None:
+    """Where a trial that is recorded takes other memory than the one before it, both figures are in the warning."""
+    found = _probe(tmp_path, VARYING.replace("<< 18", "<< 24"), mebibytes=8192)
+
+    said = next(text for text in found.warnings if text.startswith("no two trials of this target allocate the same"))
+    assert found.memory is not None
+    assert f" to {format_size(found.memory.peak_allocated_bytes)}" not in said  # of three, the first was kept
+    assert "training may need more" in said

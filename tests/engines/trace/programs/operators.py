@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
-from operator_cases import layers, losses, numbers, pictures, places, sweeps
+from operator_cases import layers, losses, numbers, pictures, places, quantization, sweeps
 from operator_cases.making import Case
 
 KINDS = {
@@ -23,6 +23,7 @@ KINDS = {
     "pictures": pictures.CASES,
     "places": places.CASES,
     "numbers": numbers.CASES,
+    "quantization": quantization.CASES,
     "sweeps": sweeps.CASES,
 }
 
