@@ -1,8 +1,8 @@
 """The largest micro-batch of the scripts in tests/command/scripts, by their own runs and by the probe.
 
-By hand nothing of oomdoctor runs in the scripts' processes: each run is the script itself on a null GPU, which ends by
-itself after three optimizer steps or in PyTorch's OutOfMemoryError. The probe is the installed command, and the
-contract's probe of the same model stands beside.
+By hand nothing of a probe runs in the scripts' processes: each run is the script itself on a null GPU that knows what
+the host has made, as under `oomdoctor run`; it ends by itself after three optimizer steps or in PyTorch's
+OutOfMemoryError. The probe is the installed command, and the contract's probe of the same model stands beside.
 
 Usage: python tests/bench/command_truth.py [--probes] [SCRIPT ...]
 
