@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 
@@ -90,6 +91,15 @@ def in_a_loop_without_end(value: Value) -> None:
             break
 
 
+def in_a_loop_that_an_error_ends(value: Value) -> None:
+    numbers = iter(range(3))
+    with contextlib.suppress(StopIteration):
+        while True:
+            if not value:
+                raise ValueError
+            next(numbers)
+
+
 def last_of_several(value: Value) -> None:
     if len(value.checks) > 9:
         pass
@@ -161,7 +171,8 @@ def catches(value: Value) -> object:
 
 TRUE_PASSES: tuple[Callable[[Value], object], ...] = (
     asserted, asserted_with_a_message, both_asserted, asserted_together, all_asserted, called, kept_in_a_variable,
-    returned, in_a_loop, ends_the_program, in_a_loop_without_end, last_of_several, chooses,
+    returned, in_a_loop, ends_the_program, in_a_loop_without_end, in_a_loop_that_an_error_ends, last_of_several,
+    chooses,
 )  # fmt: skip
 FALSE_PASSES: tuple[Callable[[Value], object], ...] = (refused, denied, either_refused, opposite_returned)
 DECISIONS: tuple[Callable[[Value], object], ...] = (skips, waits, keeps, goes_on_elsewhere, catches)
