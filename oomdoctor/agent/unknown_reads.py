@@ -192,7 +192,7 @@ def _note_read(nbytes: int) -> int | None:
 
 
 class _Noted(NamedTuple):
-    """What comes of a read: an error where a loop waits for it, and the truth that passes a check, if one asks."""
+    """Answer to a read: an error where a loop waits for it, and the truth that passes a check, if one asks."""
 
     error: bytes | None = None
     answer: bool | None = None

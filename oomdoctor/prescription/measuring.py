@@ -56,7 +56,7 @@ class Round:
 
 
 class _RowProgress(SilentProgress):
-    """Tells the trials of one probe among those of others.
+    """Progress of one probe among others that run.
 
     Attributes:
         names: The remedies that it measures.

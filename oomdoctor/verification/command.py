@@ -36,7 +36,7 @@ _MOST_FILES: Final = 3
 _NO_GPU: Final = re.compile(
     r"Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available|no GPUs found"
 )
-"""What PyTorch says where a GPU is used and there is none."""
+"""Message of PyTorch where a GPU is used and there is none."""
 
 
 def verify_command(
