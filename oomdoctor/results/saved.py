@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAXIMUM_DOCUMENT_BYTES: Final = 64 * 1024**2
 """Larger inputs are refused unread; a document is a few hundred kilobytes at most."""
 
-_WIDEST_LINE: Final = 160
+_WIDEST_LINE: Final = 280
 _HINT: Final = (
     "give a file that `oomdoctor probe`, `prescribe`, `verify`, `check`, `diagnose`, `lint` or `gpus --fit` wrote with "
     "`--json`"
@@ -60,8 +60,8 @@ def _indented(value: object, indent: int = 0, before: int = 0) -> str:
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
     items = value.values() if isinstance(value, dict) else value
-    pad = " " * (indent + 2)
-    lines = [f"{pad}{key}{_indented(item, indent + 2, len(key))}" for key, item in zip(keys, items, strict=True)]
+    pad = " " * (indent + 1)
+    lines = [f"{pad}{key}{_indented(item, indent + 1, len(key))}" for key, item in zip(keys, items, strict=True)]
     return "\n".join([opening, ",\n".join(lines), f"{' ' * indent}{closing}"])
 
 

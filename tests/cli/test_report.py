@@ -113,7 +113,7 @@ def diagnosis(tmp_path: Path) -> str:
 def test_diagnosis_in_every_format(diagnosis: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A saved diagnosis is rendered by the same command, in each of its formats."""
     begins = {
-        "--json": '{\n  "schema_version": 1,\n  "command": "diagnose"',
+        "--json": '{\n "schema_version": 1,\n "command": "diagnose"',
         "--markdown": "### GPU 0 ran out of memory",
     }
     for flag, start in {**begins, "--html": "<!doctype html>"}.items():
@@ -157,7 +157,7 @@ def findings(tmp_path: Path) -> str:
     ("form", "start"),
     [
         ("text", "notebooks/fine tune.ipynb:cell 7:3:5: OOM202 "),
-        ("json", '{\n  "schema_version": 1,\n  "command": "lint"'),
+        ("json", '{\n "schema_version": 1,\n "command": "lint"'),
         ("markdown", "### 3 findings (1 error, 1 warning, 1 note) in 12 files"),
         ("html", "<!doctype html>"),
         ("github", "::error file="),
