@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 STANDARD_INPUT: Final = "-"
 _HEAD_BYTES: Final = 4096
 _MOST_FILES: Final = 4096
+_READABLE_DEVICES: Final = (Path("/dev/stdin"), Path(os.devnull))
 _HINT: Final = "give a log, a memory snapshot, the folder that `oomdoctor run` wrote, or `-` for standard input"
 
 
@@ -106,7 +108,7 @@ def _files(argument: str) -> list[Source]:
     path = Path(argument)
     try:
         if not path.is_dir():
-            path.stat()
+            _refuse_device(path, argument)
             return [Source(argument, path)]
         inside = sorted(Path(folder) / name for folder, _, names in os.walk(path) for name in names)
     except FileNotFoundError:
@@ -120,6 +122,19 @@ def _files(argument: str) -> list[Source]:
     if len(inside) > _MOST_FILES:
         raise UsageError(f"`{argument}` holds {len(inside)} files", hint="name the logs or snapshots themselves")
     return [Source(str(file), file) for file in inside]
+
+
+def _refuse_device(path: Path, argument: str) -> None:
+    """Raise for a device such as `/dev/zero`, which has no end; standard input and `/dev/null` are read.
+
+    Raises:
+        UsageError: It is a device.
+        OSError: There is nothing at the path, or it may not be looked at.
+    """
+    mode = path.stat().st_mode
+    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+    if is_device and not any(path.samefile(other) for other in _READABLE_DEVICES if other.exists()):
+        raise UsageError(f"`{argument}` is a device, not a log", hint=_HINT)
 
 
 class _Unclosed(io.RawIOBase):

@@ -225,6 +225,7 @@ SKIPPED_FOLDERS: Final = frozenset({
 """Folders that hold what nobody wrote there by hand."""
 
 _ENVIRONMENT: Final = "pyvenv.cfg"
+_NAME_PYTHON: Final = "name a Python file, a notebook, or a folder that holds some"
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,15 +332,15 @@ def _listable(folder: Path) -> Path:
     return folder
 
 
-def _nearest(argument: str) -> str | None:
-    """A question that names what is nearest in the folder that does exist."""
+def _nearest(argument: str) -> str:
+    """A question that names what is nearest in the folder that does exist; where nothing is near, what to name."""
     path = Path(argument)
     try:
         names = sorted(entry.name for entry in path.parent.iterdir())
     except (OSError, ValueError):
-        return None
+        names = []
     near = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean `{printable_name(str(path.with_name(near[0])))}`?" if near else None
+    return f"did you mean `{printable_name(str(path.with_name(near[0])))}`?" if near else _NAME_PYTHON
 
 
 def _walk(top: Path, excluded: Globs, found: Discovered) -> Iterator[Path]:

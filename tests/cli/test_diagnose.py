@@ -210,6 +210,14 @@ def test_options_of_a_report_are_data(oomdoctor_here: Run, tmp_path: Path) -> No
     assert not any("--write" in hint or "--reserve" in hint for hint in probes)
 
 
+def test_a_device_without_an_end_is_refused(oomdoctor_here: Run) -> None:
+    """`/dev/zero` is no log, and reading it would never end; `/dev/null` is an empty one."""
+    ended = oomdoctor_here("diagnose", "/dev/zero")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "`/dev/zero` is a device, not a log" in ended.stderr
+    assert oomdoctor_here("diagnose", "/dev/null").returncode == 3
+
+
 def test_unreadable_file(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A file that cannot be opened is refused with the system's reason."""
     (tmp_path / "loop").symlink_to("loop")

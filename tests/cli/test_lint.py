@@ -266,7 +266,7 @@ def test_what_is_named_without_torch(oomdoctor_here: Run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said", "hint"),
     [
-        (["nowhere.py"], "no such file or folder: `nowhere.py`", ""),
+        (["nowhere.py"], "no such file or folder: `nowhere.py`", "name a Python file, a notebook, or a folder"),
         (["trian.py"], "no such file or folder: `trian.py`", "did you mean `train.py`?"),
         (["--select", "OOM99"], "no such rule: `OOM99`, in `select` of the command line", ""),
         (["--ignore", "OOM104,loss-keep-graph"], "no such rule: `loss-keep-graph`", "did you mean `loss-keeps-graph`?"),

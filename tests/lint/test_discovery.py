@@ -222,10 +222,11 @@ def test_a_path_that_does_not_exist_is_answered_with_the_nearest(here: Path) -> 
 
 @pytest.mark.parametrize("argument", ["nowhere/at/all.py", "", "a.py/b.py", "x\0y", "a" * 5000])
 def test_a_path_that_cannot_be_is_a_usage_error(here: Path, argument: str) -> None:
-    """It is never an error of Python's own, and nothing is suggested where nothing is near."""
+    """It is never an error of Python's own, and no other file is suggested where none is near."""
     make(here, "a.py")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         found(argument)
+    assert "did you mean" not in (caught.value.hint or "")
 
 
 def test_standard_input_may_be_named_once(here: Path) -> None:
