@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oomdoctor.api.accumulate import accumulate
-    from oomdoctor.api.frontier import frontier
     from oomdoctor.api.prescribe import prescribe
-    from oomdoctor.api.probe import probe
+    from oomdoctor.api.probe import frontier, probe
     from oomdoctor.api.verify import verify
     from oomdoctor.results.saved import load_result
     from oomdoctor.search.probe_search import plan_accumulation
@@ -28,7 +27,7 @@ __all__ = ["accumulate", "frontier", "load_result", "plan_accumulation", "prescr
 _HOMES: Mapping[str, str] = MappingProxyType(
     {
         "accumulate": "oomdoctor.api.accumulate",
-        "frontier": "oomdoctor.api.frontier",
+        "frontier": "oomdoctor.api.probe",
         "load_result": "oomdoctor.results.saved",
         "plan_accumulation": "oomdoctor.search.probe_search",
         "prescribe": "oomdoctor.api.prescribe",

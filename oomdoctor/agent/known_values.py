@@ -24,7 +24,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import deep_copies, folded_constants, imports, index_bounds, known_numbers, unknown_reads
+from . import deep_copies, imports, index_bounds, known_constants, unknown_reads
 from .assumed_values import AssumedValues
 from .guard import guarded, note_failure
 from .operator_kinds import (
@@ -53,7 +53,7 @@ _MAKERS = (
 )  # fmt: skip
 """Operators that fill a new tensor with numbers that are known, and that have no kernel of their own for CUDA.
 
-Not `scalar_tensor`, whose tensors must not have the key: see `known_numbers`.
+Not `scalar_tensor`, whose tensors must not have the key: see `known_constants`.
 """
 _ABSORBING = {
     "aten::bitwise_and.Tensor": False,
@@ -80,7 +80,7 @@ def install() -> None:
     if not _INSTALLED:
         torch = sys.modules["torch"]
         _INSTALLED.append(KnownValues(torch))
-        folded_constants.keep_constants(_INSTALLED[0])
+        known_constants.keep_folded(_INSTALLED[0])
         deep_copies.keep_values(torch, VALUES)
 
 
@@ -109,7 +109,7 @@ class KnownValues:
         self._set, self._copy = aten.set_.source_Storage_storage_offset, aten._to_copy.default
         self._fallback, self._own = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
         self._own.impl("_to_copy", self._to_copy, "CUDA")
-        self._own.impl("scalar_tensor", known_numbers.maker(self, torch), "CUDA")
+        self._own.impl("scalar_tensor", known_constants.number_maker(self, torch), "CUDA")
         AssumedValues(self, torch, self._own)
         for name in _MAKERS:
             packet, _, overload = name.partition(".")
@@ -154,7 +154,7 @@ class KnownValues:
         if tensor.is_cpu:
             return tensor
         if not self._has_key(tensor):
-            return known_numbers.value_of(tensor)
+            return known_constants.number_of(tensor)
         flat = getattr(tensor.untyped_storage(), VALUES, None)
         if flat is None:
             return None
@@ -246,7 +246,7 @@ class KnownValues:
     @guarded
     def _keep_copied(self, copied: Any, source: Any) -> Any:
         is_known = source.is_cpu and self._is_kept(copied) and (is_unobserved() or self.keeps_numbers)
-        return folded_constants.keep_traced(self, copied, source.detach) if is_known else None
+        return known_constants.keep_traced(self, copied, source.detach) if is_known else None
 
     def _maker(self, operator: Any) -> Any:
         def make(*args: Any, **options: Any) -> Any:

@@ -89,7 +89,7 @@ def _print_lines(named: Sequence[Source], output: Path | None, *, fail_on_oom: b
     """
     from oomdoctor.diagnose.diagnose import diagnose as run_diagnosis
     from oomdoctor.output import deliver
-    from oomdoctor.report.diagnose.short import line
+    from oomdoctor.report.diagnose.text import line
 
     lines, codes = [], set()
     for source in named:

@@ -46,7 +46,7 @@ def init(
 
 def _source(target: str) -> str:
     from oomdoctor.target.from_script import target_of_script
-    from oomdoctor.target.shorthand import read_shorthand
+    from oomdoctor.target.reference import read_shorthand
 
     if read_shorthand(target.strip()) is None:
         return target_of_script(Path(target))

@@ -16,7 +16,7 @@ from oomdoctor.request import command_line
 from oomdoctor.results import Accumulation, CommandPlan, EditedLiteral, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import find_plain
-from oomdoctor.search.least_memory import find_least_memory
+from oomdoctor.search.memory_at_maximum import find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, plan_accumulation
 from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED

@@ -14,9 +14,8 @@ from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, one_step_error, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
 from oomdoctor.command.remedies import applied_changes, remedy_settings
-from oomdoctor.command.speculative import SpeculativeTrial
 from oomdoctor.command.template import accumulates, edits_of, explained, fill_command
-from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run_trial
+from oomdoctor.command.trial import EndedTrial, SocketDirectory, SpeculativeTrial, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.engines.allocator.settings import rules_of, settings_from_environment
 from oomdoctor.errors import OomdoctorError

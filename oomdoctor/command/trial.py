@@ -1,7 +1,7 @@
 """Run one trial of a command: start it, listen until its outcome is known, and kill all that it started.
 
 It is ended by SIGKILL, from its launcher down to its data loaders: no checkpoint, logger or `atexit` of the script sees
-an end that training would not have.
+an end that training would not have. A trial can be begun before the search asks for it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import shutil
 import socket
 import tempfile
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from oomdoctor.trial.process import GuardedProcess
+from oomdoctor.trial.process import CancelToken, GuardedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from oomdoctor.command.trial_events import TrialEvents
-    from oomdoctor.trial.process import CancelToken
-
 
 _LONGEST_PATH: Final = 80
 """A socket's name has 108 bytes; beyond this the directory is made in `/tmp`."""
@@ -290,3 +289,44 @@ class _TrialWait:
             report = os.read(self._report_fd, _REPORT_BYTES).strip()
             # A guardian that was killed says nothing, and then the command was killed with it.
             self.return_code = json.loads(report)["return_code"] if report else -9
+
+
+TrialSize: TypeAlias = tuple[int, int, int]
+"""Micro-batch, accumulation steps and allowed bytes of a trial."""
+
+
+class SpeculativeTrial:
+    """A trial that is begun before the search asks for it, beside the one that it has asked for; at most one."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._running: tuple[TrialSize, CancelToken, Future[EndedTrial]] | None = None
+
+    def begin(self, size: TrialSize, run: Callable[[CancelToken], EndedTrial]) -> None:
+        """Begin a trial, in place of one that nobody has asked for meanwhile."""
+        self.drop()
+        stop = CancelToken()
+        self._running = size, stop, self._pool.submit(run, stop)
+
+    def take(self, size: TrialSize) -> EndedTrial | None:
+        """Wait for the trial of this size to end and return it; None where it was not begun.
+
+        Raises:
+            KeyboardInterrupt: A stop was set.
+        """
+        if self._running is None or self._running[0] != size:
+            return None
+        (_, _, future), self._running = self._running, None
+        return future.result()
+
+    def drop(self) -> None:
+        """End the trial that was begun, if there is one."""
+        if self._running is not None:
+            (_, stop, future), self._running = self._running, None
+            stop.set()
+            future.exception()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.drop()
+        self._pool.shutdown()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.agent.unknown_reads import read_warnings
-from oomdoctor.diagnose import device_causes, library_causes, training_causes
+from oomdoctor.diagnose import device_causes, training_causes
 from oomdoctor.diagnose.events import occurrences, primary_event, read_events
 from oomdoctor.diagnose.evidence import JudgedEvidence, Situation
 from oomdoctor.diagnose.proposed_commands import run_again
@@ -145,14 +145,14 @@ def _whole(stream: io.BufferedReader, source: Source, limit: int) -> bytes:
 CAUSE_RULES: Final[tuple[Callable[[Situation], Cause | None], ...]] = (
     device_causes.size_limit,
     device_causes.kv_cache_no_room,
-    library_causes.quantized_offload,
+    device_causes.quantized_offload,
     device_causes.shm,
     device_causes.single_huge_allocation,
     device_causes.memory_fraction_cap,
     device_causes.other_process,
     device_causes.address_space,
     device_causes.unexplained_refusal,
-    library_causes.library_buffers,
+    device_causes.library_buffers,
     training_causes.leak_across_steps,
     training_causes.missing_no_grad,
     training_causes.optimizer_state,
@@ -161,7 +161,7 @@ CAUSE_RULES: Final[tuple[Callable[[Situation], Cause | None], ...]] = (
     device_causes.fragmentation,
     training_causes.model_too_large,
     device_causes.most_of_the_device,
-    library_causes.compiled_program,
+    device_causes.compiled_program,
     training_causes.batch_too_large,
     device_causes.fragmentation_beside_free,
     device_causes.unseen_process,

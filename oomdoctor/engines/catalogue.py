@@ -1,4 +1,4 @@
-"""GPU models: the numbers of a card that decide memory, the catalogue `gpus.toml`, and the card of an environment."""
+"""GPU models: the catalogue `gpus.toml`, the card of an environment, and published peaks of speed from `peaks.toml`."""
 
 from __future__ import annotations
 
@@ -274,3 +274,32 @@ def emulated_card(environ: Mapping[str, str]) -> Card | None:
     """Return the card that a process emulates; None where it uses the GPU that it has."""
     text = environ.get(_CARD_VARIABLE)
     return None if text is None else decode(Card, json.loads(text), "card")
+
+
+_PEAKS: Final = Path(__file__).with_name("peaks.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """A card's highest rates, as its maker publishes them.
+
+    Attributes:
+        flops: Floating-point operations a second, by the type of the numbers; without structured sparsity.
+        bytes_per_second: Bytes a second between the card and its memory.
+        source: Where they were had from.
+    """
+
+    flops: dict[str, float]
+    bytes_per_second: float
+    source: str
+
+
+def peaks_of(name: str) -> Peaks | None:
+    """Return the peaks of a card by the name that `torch.cuda.get_device_name` prints; None where none are known."""
+    import tomllib  # noqa: PLC0415 - only where a roofline is asked for
+
+    found = tomllib.loads(_PEAKS.read_text(encoding="utf-8"))["peaks"].get(name)
+    if found is None:
+        return None
+    flops = {kind: found[kind] * 1e12 for kind in ("float32", "float16", "bfloat16") if kind in found}
+    return Peaks(flops, found["gb_per_second"] * 1e9, found["source"])

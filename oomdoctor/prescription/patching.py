@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.errors import NotApplicableError, OomdoctorError, UsageError
 from oomdoctor.output import check_writable, write_atomically
 from oomdoctor.remedies.catalogue import remedy
-from oomdoctor.remedies.patch import diff_of, merged, patched
+from oomdoctor.remedies.file_edit import diff_of, merged, patched
 from oomdoctor.results.prescribe import Patch
 
 if TYPE_CHECKING:

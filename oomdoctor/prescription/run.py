@@ -16,7 +16,7 @@ from oomdoctor.prescription.measuring import Measuring, order, unmeasured
 from oomdoctor.prescription.patching import Prescription, has_patch, prescription_of, why_no_patch
 from oomdoctor.prescription.search import Found, names_alone, search, with_front
 from oomdoctor.remedies.catalogue import BY_ID
-from oomdoctor.remedies.patch import code_by_place, code_of_program
+from oomdoctor.remedies.file_edit import code_by_place, code_of_program
 from oomdoctor.remedies.trainers import framework_arguments
 from oomdoctor.report.plain_text import count
 from oomdoctor.request import ProbeRequest  # noqa: TC001

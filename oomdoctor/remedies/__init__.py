@@ -2,5 +2,5 @@
 
 `catalogue` says what each is, without torch. The worker applies them by name through `applied`, which knows the files
 beside it: `blocks` (checkpointing, freezing), `low_rank` (LoRA), `compiled`, `linear_cross_entropy`, `optimizers` and
-`tensors` (types, the host). `file_edit` and `patch` write down what was applied, `trainers` how frameworks call it.
+`tensors` (types, the host). `file_edit` edits the file as was applied, `trainers` has what frameworks call it.
 """

@@ -1,13 +1,13 @@
-"""The report of a frontier: a row for each combination of sizes, in every format."""
+"""The report of a frontier: a row for each combination of sizes, in every format; in plain text a grid and bars too."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.report import buckets, frontier_shapes, gpus
+from oomdoctor.report import buckets, gpus
 from oomdoctor.report.inference import evaluation_limit, mode_words
 from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path, target_file
-from oomdoctor.report.plain_text import capitalised, count, sentence, visible
+from oomdoctor.report.plain_text import capitalised, clean, count, sentence, visible
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def text(document: FrontierDocument, terminal: Terminal) -> str:
     ]
     answer = [sentence(headline(result)), *map(sentence, warnings(result))]
     pasted = [] if result.buckets is None else [*buckets.lines(result.buckets), ""]
-    bars = frontier_shapes.bars(result, terminal.width, unicode=terminal.unicode)
-    shapes = [*frontier_shapes.grid_lines(result, terminal), *bars, *([""] if bars else [])]
+    bars = _bar_lines(result, terminal.width, unicode=terminal.unicode)
+    shapes = [*_grid_lines(result, terminal), *bars, *([""] if bars else [])]
     lines = [*gpus.table(columns, terminal), "", *shapes, *answer, "", *pasted, *map(sentence, legend(result))]
     return "\n".join([*map(visible, lines), ""])
 
@@ -65,10 +65,10 @@ def _blocks(document: FrontierDocument) -> Iterator[str]:
     yield table([prose(_cut(heading)) for heading in _columns(result)], rows)
     if more := len(result.cells) - len(rows):
         yield f"... and {more} more."
-    if (grid := frontier_shapes.grid(result)) is not None:
-        yield prose(sentence(_cut(frontier_shapes.grid_title(result))))
+    if (grid := _grid(result)) is not None:
+        yield prose(sentence(_cut(_grid_title(result))))
         yield table([prose(_cut(heading)) for heading in grid[0]], fitting(grid[1], _ROOM_FOR_GRID))
-    if bars := frontier_shapes.bars(result, _WIDTH_OF_BARS, unicode=True):
+    if bars := _bar_lines(result, _WIDTH_OF_BARS, unicode=True):
         yield code_block("\n".join(bars))
     if result.buckets is not None:
         yield code_block("\n".join(buckets.lines(result.buckets)))
@@ -94,8 +94,8 @@ def html(document: FrontierDocument) -> str:
         "columns": _columns(result),
         "rows": [(_row(result, cell), cell.maximum, round(120 * cell.maximum / most, 1)) for cell in result.cells],
         "chart": chart(result),
-        "grid": frontier_shapes.grid(result),
-        "grid_title": frontier_shapes.grid_title(result),
+        "grid": _grid(result),
+        "grid_title": _grid_title(result),
         "pasted": [] if result.buckets is None else buckets.lines(result.buckets),
         "legend": [*legend(result), *(f"{reason.subject}: {reason.text}" for reason in result.reasons)],
     }
@@ -224,3 +224,82 @@ def warnings(result: FrontierResult) -> Iterator[str]:
     for note, cells in cells_of.items():
         everywhere = len(cells) == len(result.cells)
         yield note if everywhere else f"{'; '.join(map(_named, cells))}: {note}"
+
+
+_UNICODE_BAR, _ASCII_BAR = ("\u2588", "\u2592"), ("#", "=")
+_SHORTEST_BAR, _LONGEST_BAR, _MOST_BARS = 10, 50, 60
+_LONGEST_NAME: Final = 40
+
+
+# --- grid and bars ---------------------------------------------------------------------------------------------------
+
+
+def _counted(result: FrontierResult) -> str:
+    """Return what the cells count: micro-batches, or the size that is searched."""
+    return "micro-batch" if result.searched_size is None else result.searched_size.name
+
+
+def _grid(result: FrontierResult) -> tuple[list[str], list[tuple[str, ...]]] | None:
+    """Return headings and rows of a table of two sizes, a row for each value of the first and a column for the other.
+
+    None where the cells do not differ by two sizes.
+    """
+    if len(result.axes) != 2 or any(len(cell.sizes) != 2 for cell in result.cells):  # noqa: PLR2004 - rows and columns
+        return None
+    found = {(cell.sizes[0].size, cell.sizes[1].size): cell for cell in result.cells}
+    first, second = (list(dict.fromkeys(sizes[place] for sizes in found)) for place in (0, 1))
+    headings = [result.axes[0], *(f"{result.axes[1]} {size}" for size in second)]
+    rows = [(str(size), *(_both(found.get((size, other))) for other in second)) for size in first]
+    return (headings, rows) if len(first) > 1 and len(second) > 1 else None
+
+
+def _both(cell: FrontierCell | None) -> str:
+    """Return what fits, and in brackets what is recommended."""
+    if cell is None or cell.problem is not None:
+        return "no answer"
+    return f"{cell.maximum} ({cell.recommended or '-'})" if cell.maximum else "-"
+
+
+def _grid_title(result: FrontierResult) -> str:
+    """Return what stands in the grid."""
+    return f"largest {_counted(result)}, and in brackets the recommended one"
+
+
+def _grid_lines(result: FrontierResult, terminal: Terminal) -> list[str]:
+    """Return the grid for a terminal, an empty line behind it; nothing where there is none."""
+    if (found := _grid(result)) is None:
+        return []
+    headings, rows = found
+    columns = [gpus.Column(heading, [row[place] for row in rows], right=True) for place, heading in enumerate(headings)]
+    return [f"{_grid_title(result)}:", *gpus.table(columns, terminal), ""]
+
+
+def _bar_lines(result: FrontierResult, width: int, *, unicode: bool) -> list[str]:
+    """Return a line for each cell, as long as what fits there; nothing where two cells have no answer above nothing.
+
+    Args:
+        result: The frontier.
+        width: Columns that a line may have.
+        unicode: Whether the output takes characters beyond ASCII.
+    """
+    cells = [cell for cell in result.cells if cell.problem is None]
+    most = max((cell.maximum for cell in cells), default=0)
+    if sum(cell.maximum > 0 for cell in cells) <= 1:
+        return []
+    names = [clean(", ".join(str(axis.size) for axis in cell.sizes))[:_LONGEST_NAME] for cell in cells]
+    heading = clean(", ".join(result.axes))[:_LONGEST_NAME]
+    beside = max(map(len, (heading, *names)))
+    length = min(_LONGEST_BAR, width - beside - len(f"    {most}"))
+    full, rest = _UNICODE_BAR if unicode else _ASCII_BAR
+    if length < _SHORTEST_BAR:
+        return []
+    shown = list(zip(names, cells, strict=True))[:_MOST_BARS]
+    lines = [f"{heading.rjust(beside)}  {_counted(result)}: {full} recommended {rest} largest"]
+    lines += [f"{name.rjust(beside)}  {_bar(cell, most, length, full, rest)}  {cell.maximum}" for name, cell in shown]
+    return [*lines, *([f"... and {len(cells) - len(shown)} more"] if len(cells) > len(shown) else [])]
+
+
+def _bar(cell: FrontierCell, most: int, length: int, full: str, rest: str) -> str:
+    largest = max(0, cell.maximum) * length // most
+    recommended = min(largest, max(0, cell.recommended) * length // most)
+    return full * recommended + rest * (largest - recommended)

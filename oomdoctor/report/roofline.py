@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.engines.peaks import peaks_of
+from oomdoctor.engines.catalogue import peaks_of
 from oomdoctor.report.plain_text import capitalised, sentence, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.engines.peaks import Peaks
+    from oomdoctor.engines.catalogue import Peaks
     from oomdoctor.results import MeasuredRemedies, PrescribeResult
 
 _MODEL: Final = (

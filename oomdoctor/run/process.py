@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oomdoctor.agent.control_groups import counter_in, memory_groups, number_in
+from oomdoctor.agent.host_memory import counter_in, memory_groups, number_in
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.units import format_size
 

@@ -14,8 +14,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.script import LARGEST_SOURCE, command_hint
-from oomdoctor.target.script_scopes import Scope, ScriptText, UnclearScriptError, names_in, root
+from oomdoctor.target.script import LARGEST_SOURCE, Scope, ScriptText, UnclearScriptError, command_hint, names_in, root
 
 if TYPE_CHECKING:
     from pathlib import Path

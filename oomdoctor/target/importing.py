@@ -28,7 +28,7 @@ from oomdoctor.target.contract import (
     raised_in_user_code,
     user_traceback,
 )
-from oomdoctor.target.hubs.generate import generate
+from oomdoctor.target.hubs import generate
 from oomdoctor.target.placement import default_training_step, described
 
 if TYPE_CHECKING:

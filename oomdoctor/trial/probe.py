@@ -16,8 +16,7 @@ from oomdoctor.errors import OomdoctorError, RanksNeededError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.bracket import revised
-from oomdoctor.search.evaluation_limit import evaluation_memory
-from oomdoctor.search.least_memory import find_least_memory
+from oomdoctor.search.memory_at_maximum import evaluation_memory, find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, tested_plan
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import (

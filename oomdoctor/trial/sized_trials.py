@@ -13,8 +13,8 @@ from oomdoctor.results import Outcome, Trial
 from oomdoctor.target.contract import make_one_batch
 from oomdoctor.target.placement import BatchShape
 from oomdoctor.target.sizes import model_takes, with_sizes
-from oomdoctor.trial.generation import check_length
-from oomdoctor.trial.host_room import HOST_ROOM, build_where_room_is
+from oomdoctor.trial.inference import check_length
+from oomdoctor.trial.loading import HOST_ROOM, build_where_room_is
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.step import is_about_size
 from oomdoctor.trial.trial import Attempt, run_trial

@@ -33,8 +33,7 @@ from oomdoctor.trial.device import (
     workspace_retries,
     workspaces_given_up,
 )
-from oomdoctor.trial.evaluation import Evaluator, evaluating
-from oomdoctor.trial.generation import GenerationLoop
+from oomdoctor.trial.inference import Evaluator, GenerationLoop, evaluating
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.step import checked_batch, loss_of
 from oomdoctor.trial.variants import gradient_scaler, make_optimizer

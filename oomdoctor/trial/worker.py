@@ -34,7 +34,7 @@ from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome
 from oomdoctor.search.trial_source import TrialProblem
 from oomdoctor.target.contract import describe, failure, raised_in_user_code
-from oomdoctor.target.hubs.generate import generate
+from oomdoctor.target.hubs import generate
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import storage_bytes
 from oomdoctor.target.sizes import with_sizes
@@ -75,6 +75,8 @@ from oomdoctor.trial.protocol import (
     TimeStep,
     VerifyTarget,
     WriteTarget,
+    receive_question,
+    send,
 )
 from oomdoctor.trial.replay import largest_replayable
 from oomdoctor.trial.sized_trials import trials_of
@@ -86,7 +88,6 @@ from oomdoctor.trial.trial import (
     run_trial,
     set_memory_limit,
 )
-from oomdoctor.trial.wire import receive_question, send
 from oomdoctor.trial.worker_answers import (
     Bug,
     CardFitted,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, GuardedProcess, channel_to_child
-from oomdoctor.trial.protocol import Question, answer_type
-from oomdoctor.trial.wire import receive_answer, send
+from oomdoctor.trial.protocol import Question, answer_type, receive_answer, send
 from oomdoctor.trial.worker_answers import Bug, Died, Failed, SettingsChanged, SettingsChangedError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from targets_for_tests import write_target
 
 import oomdoctor
 from oomdoctor import load_result, plan_accumulation, probe
-from oomdoctor.api.frontier import ProbeOptions
+from oomdoctor.api.probe import ProbeOptions
 from oomdoctor.api.probe import probe as probe_function
 from oomdoctor.cli.probe import probe as command
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError

@@ -32,7 +32,7 @@ import torch  # noqa: E402 - no socket is opened from here on
 
 from oomdoctor.errors import OomdoctorError  # noqa: E402
 from oomdoctor.target.contract import build, make_one_batch, take_loss  # noqa: E402
-from oomdoctor.target.hubs.generate import generate  # noqa: E402
+from oomdoctor.target.hubs import generate  # noqa: E402
 from oomdoctor.target.importing import load_target  # noqa: E402
 from oomdoctor.target.reference import parse_reference  # noqa: E402
 from oomdoctor.target.sizes import with_sizes  # noqa: E402

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from running import run_here
 
-from oomdoctor.engines.catalogue import all_cards
-from oomdoctor.engines.peaks import Peaks, peaks_of
+from oomdoctor.engines.catalogue import Peaks, all_cards, peaks_of
 from oomdoctor.report.roofline import modelled_seconds
 from oomdoctor.results.prescribe import MeasuredRemedies
 
@@ -94,9 +93,9 @@ def test_peaks_are_of_cards_that_there_are() -> None:
     """Each name is one of the catalogue's, and each peak has a source and is no less in fewer bits."""
     import tomllib
 
-    from oomdoctor.engines import peaks
+    from oomdoctor.engines import catalogue
 
-    names = tomllib.loads(peaks._FILE.read_text(encoding="utf-8"))["peaks"]
+    names = tomllib.loads(catalogue._PEAKS.read_text(encoding="utf-8"))["peaks"]
     assert {*names} <= {card.name for card in all_cards()}
     for name in names:
         found = peaks_of(name)

@@ -14,8 +14,7 @@ from running import Run
 
 from oomdoctor.command.fork_server import ForkServer
 from oomdoctor.remedies.catalogue import BY_ID
-from oomdoctor.remedies.file_edit import FileEdit
-from oomdoctor.remedies.patch import code_of_program
+from oomdoctor.remedies.file_edit import FileEdit, code_of_program
 
 pytestmark = pytest.mark.null_gpu
 

@@ -414,14 +414,14 @@ def known_sizes(one: Situation) -> set[str]:
 def test_rules_are_listed_once() -> None:
     """No rule is in the list twice, and none that is written is forgotten."""
     assert len(set(CAUSE_RULES)) == len(CAUSE_RULES)
-    from oomdoctor.diagnose import device_causes, library_causes, training_causes
+    from oomdoctor.diagnose import device_causes, training_causes
 
     ids = {cause.value for cause in CauseId} | {"unexplained_refusal", "large_allocation", "batch_named_in_code"}
     ids |= {"fragmentation_beside_free", "unseen_process", "most_of_the_device", "address_space"}
     ids |= {"quantized_offload", "compiled_program"}
     written = {
         function
-        for module in (training_causes, device_causes, library_causes)
+        for module in (training_causes, device_causes)
         for name, function in vars(module).items()
         if name in ids and callable(function)
     }

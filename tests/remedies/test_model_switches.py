@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oomdoctor.errors import NotApplicableError
 from oomdoctor.remedies.applied import Changes
-from oomdoctor.remedies.file_edit import AppliedChange
-from oomdoctor.remedies.patch import patched
+from oomdoctor.remedies.file_edit import AppliedChange, patched
 
 
 class GradientCheckpointingLayer(nn.Module):

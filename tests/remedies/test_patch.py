@@ -7,8 +7,7 @@ import ast
 import pytest
 
 from oomdoctor.errors import NotApplicableError
-from oomdoctor.remedies.file_edit import FileEdit
-from oomdoctor.remedies.patch import code_by_place, diff_of, merged, patched
+from oomdoctor.remedies.file_edit import FileEdit, code_by_place, diff_of, merged, patched
 
 FILE = '''\
 """A model — with an em dash."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oomdoctor.results import Outcome, Trial
-from oomdoctor.search.least_memory import find_least_memory
+from oomdoctor.search.memory_at_maximum import find_least_memory
 
 
 def _trial(outcome: Outcome, allowed_bytes: int, workspace_bytes: int) -> Trial:

@@ -68,7 +68,7 @@ from oomdoctor.errors import TargetError
 from oomdoctor.remedies.applied import Changes
 from oomdoctor.target.placement import storage_bytes
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial import host_room
+from oomdoctor.trial import loading
 from oomdoctor.trial.device import set_emulated_device
 from oomdoctor.trial.loading import build_on_host, place_model
 from oomdoctor.trial.meters import WorkerMeter
@@ -76,7 +76,7 @@ from oomdoctor.trial.placement import Placement
 from oomdoctor.target.importing import load_target
 
 free_bytes = int(sys.argv[1])
-host_room.free_host_bytes = lambda: free_bytes
+loading.free_host_bytes = lambda: free_bytes
 with emulated_cuda(find_card("t4")) as device:
     set_emulated_device(device)
     target = load_target(parse_reference("model.py", directory=Path.cwd()))
@@ -126,7 +126,7 @@ from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import BatchShape
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.target.sizes import with_sizes
-from oomdoctor.trial import host_room
+from oomdoctor.trial import loading
 from oomdoctor.trial.device import set_emulated_device
 from oomdoctor.trial.loading import build_on_host, place_model
 from oomdoctor.trial.meters import WorkerMeter
@@ -136,7 +136,7 @@ from oomdoctor.trial.sized_trials import SizedTrials
 from oomdoctor.trial.step import TrialSetup
 
 free_bytes = int(sys.argv[1])
-host_room.free_host_bytes = lambda: free_bytes
+loading.free_host_bytes = lambda: free_bytes
 with emulated_cuda(find_card("t4")) as emulated:
     set_emulated_device(emulated)
     device, searched = torch.device("cuda", 0), SearchedSize("width", 2)

@@ -12,7 +12,7 @@ from oomdoctor.errors import NoAnswerError
 from oomdoctor.results import Axis, Outcome, Trial, Variant
 from oomdoctor.search.trial_source import TrialProblem
 from oomdoctor.target.reference import Reference
-from oomdoctor.trial import wire
+from oomdoctor.trial import protocol
 from oomdoctor.trial.process import WorkerChannel
 from oomdoctor.trial.protocol import (
     AskDevice,
@@ -23,8 +23,10 @@ from oomdoctor.trial.protocol import (
     RunTrial,
     TrialAllocations,
     answer_type,
+    receive_answer,
+    receive_question,
+    send,
 )
-from oomdoctor.trial.wire import receive_answer, receive_question, send
 from oomdoctor.trial.worker_answers import Bug, DeviceCard, Died, Failed, HeldMemory, PredictedMax, TrialDone
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def test_what_the_guardian_reports_is_an_answer(channel: WorkerChannel) -> None:
 def test_another_version_is_refused(channel: WorkerChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of another release is not believed."""
     with monkeypatch.context() as patch:
-        patch.setattr(wire, "PROTOCOL_VERSION", 2)
+        patch.setattr(protocol, "PROTOCOL_VERSION", 2)
         send(channel, RunTrial(1, 1, 1))
     with pytest.raises(RuntimeError, match="not a message of version 1"):
         receive_question(channel)

@@ -13,11 +13,10 @@ import torch
 from oomdoctor.agent.operator_kinds import tensors_in, with_tensors
 from oomdoctor.engines.trace.known_values import CHOOSING, TracedValues, has_integers, spread_choices
 from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
-from oomdoctor.engines.trace.mixed_types import check_alike
 from oomdoctor.engines.trace.op_trace import OperatorCall
 from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
 from oomdoctor.engines.trace.refusals import check_same_device, host_error, untraceable
-from oomdoctor.engines.trace.refused_types import check_types
+from oomdoctor.engines.trace.refused_types import check_alike, check_types
 from oomdoctor.engines.trace.torch_internals import HOST_KEYS, below_autograd, strided_view
 
 if TYPE_CHECKING:

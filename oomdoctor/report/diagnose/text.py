@@ -1,7 +1,4 @@
-"""A diagnosis on the terminal, its snapshots included.
-
-Colour only repeats what the words and the characters say already.
-"""
+"""A diagnosis on the terminal, its snapshots included; and in one line a file, for logs in a loop."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
         SourceLine,
         TimelinePoint,
     )
-
 
 _ROWS: Final = 8
 _LONGEST: Final = 90
@@ -363,3 +359,16 @@ def _origin(document: DiagnosisDocument) -> RenderableType:
     versions = ", ".join(f"{clean(name)} {clean(version)}" for name, version in document.versions.items())
     lines = [f"read {sentences.sources(document.result)}" if document.result.sources else "", versions]
     return Text("\n".join(filter(None, lines)), "dim")
+
+
+def line(document: DiagnosisDocument) -> str:
+    """Return a diagnosis in one line, such as `a.log: GPU 0 ran out of memory in backward: fragmentation (likely)`."""
+    result = document.result
+    parts = [f"{clean(sentences.sources(result))}: {sentences.headline(document)}"]
+    if result.is_oom and result.causes:
+        parts[0] += f": {sentences.CAUSE_WORDS[result.causes[0].id]} ({result.causes[0].confidence})"
+    elif result.causes:
+        parts.append(clean(result.causes[0].evidence))
+    if result.is_oom and (numbers := sentences.summary(result)) is not None:
+        parts.append(numbers)
+    return "; ".join(parts)
