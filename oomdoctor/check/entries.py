@@ -149,7 +149,7 @@ def _for_question(settled: SettledEntry) -> CheckEntry:
     for keys, why in _of_no_use(values):
         for key in keys:
             if getattr(values, key) and origins.get(key) == settled.file:
-                raise settled.refusal(_as_key(key), why, "drop one of the two")
+                raise settled.refusal(as_key(key), why, "drop one of the two")
         values = replace(values, **dict.fromkeys(keys))
     return values
 
@@ -316,10 +316,10 @@ class _EntryReader:
         with self._placed("mode"):
             if values.mode == "generate":
                 searched = searched_size(self.settled, values)
-                tokens = generated_tokens(next(self._combinations()), searched, *tokens, _as_key)
-            build_generation(values.mode or "train", *tokens, values.cache, _as_key)
+                tokens = generated_tokens(next(self._combinations()), searched, *tokens, as_key)
+            build_generation(values.mode or "train", *tokens, values.cache, as_key)
         with self._placed("with-eval"):
-            build_evaluation(values.with_eval, values.eval_batch, values.command, None, _as_key)
+            build_evaluation(values.with_eval, values.eval_batch, values.command, None, as_key)
 
     def _overridden(self) -> str | None:
         """Return which of `memory` and `capacity` the other replaces: the command line goes before the environment."""
@@ -428,10 +428,6 @@ class _EntryReader:
         if hint is None or origin == COMMAND_LINE:
             return hint
         return in_parameters(hint, CheckEntry.__dataclass_fields__, as_key)
-
-
-def _as_key(parameter: str) -> str:
-    return parameter.replace("_", "-")
 
 
 def _given_or(value: float | None, default: float) -> float:

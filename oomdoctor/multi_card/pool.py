@@ -27,14 +27,13 @@ from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor, Future
 
     from oomdoctor.command.fork_server import KeptForkServer
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Variant
     from oomdoctor.trial.worker_process import WorkerStarter
 
 
@@ -101,27 +100,6 @@ class StagedProgress:
 
     def finished(self, case: PooledProbe, answer: Answer, *, seconds: float) -> None:
         """Pass over it."""
-
-
-def cases_of(
-    request: ProbeRequest, variants: Mapping[str, Variant], cards: Sequence[str | None] = ()
-) -> list[PooledProbe]:
-    """Return a case for each variant on each card.
-
-    Args:
-        request: The question; its variant and, where cards are named, its card are passed over.
-        variants: Variants by what to call them.
-        cards: Names of catalogue cards, None for the local GPU; none for the request's own card.
-    """
-    cards = cards or (request.gpu,)
-    return [
-        PooledProbe(
-            name if len(cards) == 1 else f"{name} on {card or 'the local GPU'}",
-            replace(request, variant=variant, gpu=card),
-        )
-        for name, variant in variants.items()
-        for card in cards
-    ]
 
 
 def probe_all(

@@ -120,19 +120,6 @@ def classify(
     return _decide(verdicts, type(error).__name__, evidence)
 
 
-def classify_text(text: str, evidence: Evidence = NO_EVIDENCE, *, type_name: str = "RuntimeError") -> Classification:
-    """Decide about an error of which only the text is left, such as what a process wrote before it ended.
-
-    Args:
-        text: The message, with or without a traceback.
-        evidence: What was known about memory.
-        type_name: Qualified name of the type, such as `torch.OutOfMemoryError`.
-    """
-    # All of torch's own errors are RuntimeErrors, but for those that the table names.
-    names = frozenset({type_name, "RuntimeError"} if type_name.startswith("torch.") else {type_name})
-    return _decide([_classify_one(names, text, evidence)], type_name, evidence)
-
-
 def classify_recorded(links: Sequence[tuple[Sequence[str], str]], evidence: Evidence = NO_EVIDENCE) -> Classification:
     """Decide about an error that was raised in another process, from what that process said of it.
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.report.plain_text import columns, count, shown, visible
 from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from oomdoctor.results import Finding, LintResult, Unreadable
 
@@ -28,11 +27,6 @@ NOT_LINTED: Final = "not linted"
 
 FIXABLE: Final = "[*]"
 """Mark of a finding with a fix."""
-
-OUTCOME: Final[Mapping[str, Literal["passed", "failure"]]] = MappingProxyType(
-    {Severity.NOTE: "passed", Severity.WARNING: "failure", Severity.ERROR: "failure"}
-)
-"""Outcome of a finding as a case of a test report, by severity; a note passes."""
 
 
 def headline(result: LintResult) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.report import gpus
 from oomdoctor.report.issues import Case, Group, Issue, IssueKind, Issues, Location, repository_path, target_file
-from oomdoctor.report.plain_text import capitalised, count, percent, sentence, visible
+from oomdoctor.report.plain_text import capitalised, count, optional_size, percent, sentence, visible
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -211,8 +211,8 @@ def _row(row: MeasuredRemedies, result: PrescribeResult) -> tuple[str, ...]:
         " + ".join(row.remedies) or "as it is",
         *sizes,
         saved,
-        _size(row.bytes_per_sample),
-        _size(row.fixed_bytes),
+        optional_size(row.bytes_per_sample),
+        optional_size(row.fixed_bytes),
         *_cost(row),
         row.exactness if row.remedies else "",
         _FRONT if row.on_front else "",
@@ -227,10 +227,6 @@ def _cost(row: MeasuredRemedies) -> tuple[str, str, str]:
     unknown = "unknown" if row.unknown_operators else "-"
     flops, touched = (unknown if count is None else f"{count:.1f} %" if count else "0" for count in counts)
     return flops, touched, format_size(row.host_bytes) if row.host_bytes else "0"
-
-
-def _size(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else format_size(size_bytes)
 
 
 def _saved(row: MeasuredRemedies, plain: MeasuredRemedies) -> str:

@@ -82,14 +82,6 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(sizes.values())
 
 
-def batch_size_of(batch: object) -> int | None:
-    """Return the leading dimension of the first tensor that has dimensions; None where there is none.
-
-    Packed and flattened batches lead with another number than the samples.
-    """
-    return next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim() > 0), None)
-
-
 def check_batch(batch: object) -> None:
     """See that `make_batch` returned data, and not something that would make or hold it elsewhere.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from oomdoctor.errors import TargetError
-from oomdoctor.multi_card.pool import Answer, PooledProbe, cases_of, probe_all
-from oomdoctor.request import ProbeRequest, build_variant
+from oomdoctor.multi_card.pool import Answer, PooledProbe, probe_all
+from oomdoctor.request import ProbeRequest
 from oomdoctor.trial.parallel import default_jobs, run_all
 from oomdoctor.trial.process import CancelToken
 
@@ -139,17 +139,3 @@ def test_probes_run_in_any_executor(pool: type[Executor], tmp_path: Path) -> Non
         answers = probe_all(cases, told, jobs=1, executor=executor)
     assert [str(answer) for answer in answers] == [f"no such file: `{name}.py` in `{tmp_path}`" for name in ("a", "b")]
     assert sorted(told.ended) == ["a", "b"]
-
-
-def test_a_target_has_a_case_for_each_variant_on_each_card(tmp_path: Path) -> None:
-    """Each is named after its variant, and after its card where there are several."""
-    request = ProbeRequest("gpt2", tmp_path, target_batch=8, gpu="t4")
-    variants = {"plain": build_variant(), "half": build_variant(precision="bf16")}
-    found = [(case.name, case.request.variant.precision, case.request.gpu) for case in cases_of(request, variants)]
-    assert found == [("plain", "fp32", "t4"), ("half", "bf16", "t4")]
-    assert [(case.name, case.request.gpu) for case in cases_of(request, variants, ("l40s", None))] == [
-        ("plain on l40s", "l40s"),
-        ("plain on the local GPU", None),
-        ("half on l40s", "l40s"),
-        ("half on the local GPU", None),
-    ]

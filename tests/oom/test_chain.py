@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomdoctor.agent.oom_errors import table, walk_chain
-from oomdoctor.oom.classifier import Classification, Evidence, classify, classify_text
+from oomdoctor.oom.classifier import NO_EVIDENCE, Classification, Evidence, classify, classify_recorded
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, MIB
 
@@ -207,16 +207,20 @@ def test_any_chain_gets_a_verdict(texts: list[str], types: type[BaseException], 
     assert verdict.row is None or verdict.reason.startswith(verdict.row.reason)
 
 
-def test_a_text_without_its_error_is_judged_like_the_error() -> None:
-    """What a dead process wrote counts as a framework's error unless its type is known to be another."""
+def _recorded(text: str, *classes: str, evidence: Evidence = NO_EVIDENCE) -> Outcome:
+    return classify_recorded([(classes or ("RuntimeError",), text)], evidence).outcome
+
+
+def test_a_recorded_error_is_judged_like_the_error() -> None:
+    """What a dead process wrote counts as an OOM by its text, unless it is of a class that raises none."""
     traceback = f"Traceback (most recent call last):\n  File 'train.py'\ntorch.OutOfMemoryError: {ALLOCATOR_TEXT}"
-    assert classify_text(traceback).outcome is Outcome.OOM
-    assert classify_text(ALLOCATOR_TEXT, type_name="torch.OutOfMemoryError").outcome is Outcome.OOM
-    assert classify_text("no block", type_name="torch.OutOfMemoryError").outcome is Outcome.OOM
-    assert classify_text("CUDA error: out of memory", type_name="torch.AcceleratorError").outcome is Outcome.OOM
-    assert classify_text(ALLOCATOR_TEXT, type_name="ValueError").outcome is Outcome.FAILED
-    assert classify_text("CUDNN_STATUS_NOT_SUPPORTED", FULL).outcome is Outcome.OOM
-    assert classify_text("").outcome is Outcome.FAILED
+    assert _recorded(traceback) is Outcome.OOM
+    assert _recorded(ALLOCATOR_TEXT, "torch.OutOfMemoryError", "RuntimeError") is Outcome.OOM
+    assert _recorded("no block", "torch.OutOfMemoryError", "RuntimeError") is Outcome.OOM
+    assert _recorded("CUDA error: out of memory", "torch.AcceleratorError", "RuntimeError") is Outcome.OOM
+    assert _recorded(ALLOCATOR_TEXT, "ValueError") is Outcome.FAILED
+    assert _recorded("CUDNN_STATUS_NOT_SUPPORTED", evidence=FULL) is Outcome.OOM
+    assert _recorded("") is Outcome.FAILED
 
 
 def test_the_classifier_does_not_import_torch() -> None:

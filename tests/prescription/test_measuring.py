@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from oomdoctor.multi_card.pool import StagedProgress, cases_of, probe_all
+from oomdoctor.multi_card.pool import PooledProbe, StagedProgress, probe_all
 from oomdoctor.progress import SilentProgress
 from oomdoctor.remedies.catalogue import with_remedies
 from oomdoctor.request import build_request
@@ -21,8 +23,10 @@ FIGURES = {(): 16, ("checkpoint",): 27, ("fused-cross-entropy",): 35, ("checkpoi
 def test_what_the_documentation_says_of_gpt2() -> None:
     """16 samples as it is, 27 and 35 with either remedy, 214 with both."""
     request = build_request("gpt2", target_batch=256, gpu="rtx-4090")
-    variants = {"+".join(names): with_remedies(Variant(), names) for names in FIGURES}
-    answers = probe_all(cases_of(request, variants), StagedProgress(SilentProgress(), len(variants)), jobs=1)
+    cases = [
+        PooledProbe("+".join(names), replace(request, variant=with_remedies(Variant(), names))) for names in FIGURES
+    ]
+    answers = probe_all(cases, StagedProgress(SilentProgress(), len(cases)), jobs=1)
     assert all(isinstance(answer, ProbeRun) for answer in answers)
     assert [answer.result.micro_batch.maximum for answer in answers if isinstance(answer, ProbeRun)] == [
         *FIGURES.values()

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.placement import batch_size_of, default_training_step, loss_of, place, storage_bytes, tensors_in
+from oomdoctor.target.placement import default_training_step, loss_of, place, storage_bytes, tensors_in
 
 # `meta` is a second device that every build of torch has.
 
@@ -175,13 +175,6 @@ def test_a_model_moves_itself() -> None:
     model = torch.nn.Linear(2, 2)
     assert place(model, "meta") is model
     assert model.weight.device.type == "meta"
-
-
-def test_the_batch_size_is_the_first_leading_dimension() -> None:
-    """Scalars lead nowhere."""
-    assert batch_size_of({"step": torch.tensor(3), "x": [_t(5, 2)], "y": _t(7)}) == 5
-    assert batch_size_of(3) is None
-    assert batch_size_of(torch.tensor(3)) is None
 
 
 class Net(torch.nn.Module):

@@ -80,7 +80,6 @@ def join(lines: Sequence[str]) -> str:
 
 
 _NAME: Final = r"(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}"
-_ENDINGS: Final = r"(?:Error|Exception|Interrupt|Exit|OutOfResources|BadAlloc|Timeout|Killed)"
 _HEADLINE: Final = _PATTERNS("headline")
 _ALONE: Final = re.compile(rf"(?P<type>{_NAME})(?::.*)?")
 _MEMORY_TYPE: Final = re.compile(r"(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}MemoryError):?")

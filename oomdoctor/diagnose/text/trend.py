@@ -25,7 +25,6 @@ _PROGRESS_BAR: Final = re.compile(r"\|\s{0,8}(\d{1,12})/(\d{1,12}) \[")
 _OF_TOTAL: Final = re.compile(r"\[\s{0,8}(\d{1,12})\s?/\s?(\d{1,12})\]")
 _ULTRALYTICS: Final = re.compile(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{2,12}(\d{1,6}(?:\.\d{1,6})?)([GM])\b")
 
-_UNIT: Final = r"(?:[KMGT]i?B?|bytes|B)\b"
 _MEMORY: Final = _PATTERNS("memory", re.IGNORECASE)
 _OTHER_MEMORY: Final = _PATTERNS("other_memory", re.IGNORECASE)
 _PEAK: Final = re.compile(r"(?:max|peak)[ _]?$", re.IGNORECASE)

@@ -19,6 +19,7 @@ from oomdoctor.lint.patterns.counters import (
     LoopConstants,
     LoopCounter,
     TestedCondition,
+    body_of,
     count_of,
     definitions,
     is_tested_in,
@@ -296,11 +297,6 @@ def owner_text(event: Event) -> str:
     if event.action is Action.STEP and call.args and _OPTIMIZER.search(text_of(call.args[0])):
         return text_of(call.args[0])
     return text_of(call.func.value)
-
-
-def body_of(loop: Loop) -> list[ast.stmt]:
-    """The statements of a loop; none for a comprehension."""
-    return loop.node.body if isinstance(loop.node, ast.For | ast.AsyncFor | ast.While) else []
 
 
 def _is_alike(guard: Guard, other: Guard) -> bool:

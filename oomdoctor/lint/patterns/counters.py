@@ -182,7 +182,7 @@ class TestedCondition:
     @property
     def bodies(self) -> list[ast.AST]:
         """Return the bodies that run in an iteration on the way to the condition."""
-        return [*_body(self.loop), *(statement for frame in self.frames for statement in frame.function.node.body)]
+        return [*body_of(self.loop), *(statement for frame in self.frames for statement in frame.function.node.body)]
 
     def comes_after(self, node: ast.AST) -> bool:
         """Return whether the condition is tested after a statement of the loop's body or of the loop's function."""
@@ -251,7 +251,7 @@ def set_back(place: TestedCondition) -> frozenset[str]:
 
 def _counts_each(step: Write, place: TestedCondition) -> bool:
     """Return whether a statement adds one in each iteration."""
-    always = list(unconditional(_body(place.loop)))
+    always = list(unconditional(body_of(place.loop)))
     for frame in place.frames:
         always.extend(unconditional(frame.function.node.body))
     return step.added == 1 and any(statement is step.node for statement in always)
@@ -293,7 +293,8 @@ def _around(loop: ast.AST, tree: ast.AST) -> ast.AST | None:
     return max(around, key=_line, default=None)
 
 
-def _body(loop: Loop) -> list[ast.stmt]:
+def body_of(loop: Loop) -> list[ast.stmt]:
+    """The statements of a loop; none for a comprehension."""
     return loop.node.body if isinstance(loop.node, ast.For | ast.AsyncFor | ast.While) else []
 
 
