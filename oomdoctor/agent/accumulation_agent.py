@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import comparable_runs, settings, training_hooks
 from .accumulation_messages import AccumulationEvent, AccumulationWindow, EventKind
+from .comparable_runs import SampleRows
 from .guard import guarded
-from .sample_rows import SampleRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -8,10 +8,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import TargetError
-from oomdoctor.remedies.blocks import CheckpointBlocks, FreezeBlocks, SelectiveAttention, SelectiveMatmuls
+from oomdoctor.remedies.blocks import (
+    CheckpointBlocks,
+    FreezeBlocks,
+    LowRankAdapters,
+    SelectiveAttention,
+    SelectiveMatmuls,
+)
 from oomdoctor.remedies.compiled import Compiled
 from oomdoctor.remedies.linear_cross_entropy import FuseByCutCrossEntropy, FuseByLiger, FuseLinearCrossEntropy
-from oomdoctor.remedies.low_rank import LowRankAdapters
 from oomdoctor.remedies.optimizers import EightBit, Fused, InBackward, OptimizerClass, WithoutForeach
 from oomdoctor.remedies.tensors import DropLeftovers, HalfWeights, OffloadActivations
 

@@ -366,7 +366,7 @@ class Worker:
 
     def time_step(self, question: TimeStep) -> StepTimed:
         """Time an optimizer step; an error in it is one of the target."""
-        from oomdoctor.trial.timing import time_step  # noqa: PLC0415 - only where something is timed
+        from oomdoctor.trial.cost import time_step  # noqa: PLC0415 - only where something is timed
 
         seconds = time_step(self._setup, question)
         peak_bytes = torch.cuda.max_memory_reserved()
