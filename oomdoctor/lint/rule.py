@@ -103,13 +103,16 @@ class Rule:
         return self.good if self.fixable else None
 
 
-def read_rule(file: str, check: Callable[[Subject], Iterator[Hit]]) -> Rule:
-    """Return the rule whose check lies in `file`, with the texts of the Markdown file of the same name beside it.
+def read_rules(*checks: Callable[[Subject], Iterator[Hit]]) -> tuple[Rule, ...]:
+    """Return the rules of these checks, each with the texts of the Markdown file in `rules/` that has the check's name.
 
     Raises:
-        ValueError: The Markdown file lacks a field or a section.
+        ValueError: A Markdown file lacks a field or a section.
     """
-    path = Path(file).with_suffix(".md")
+    return tuple(_read_rule(Path(__file__).with_name("rules") / f"{check.__name__}.md", check) for check in checks)
+
+
+def _read_rule(path: Path, check: Callable[[Subject], Iterator[Hit]]) -> Rule:
     head, *sections = path.read_text(encoding="utf-8").split("\n\n## ")
     title, *lines = head.replace("\n\n", "\n").splitlines()
     fields = dict(line.removeprefix("- ").split(": ", 1) for line in lines)

@@ -1,4 +1,4 @@
-"""The rules: each a check, with a `RULE`, and its texts in the Markdown file of the same name."""
+"""The rules: a file a subject, whose `RULES` are its checks, each with its texts in the Markdown file of its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oomdoctor.lint.rule import Rule
 
 def _rules() -> Iterator[Rule]:
     for module in iter_modules(__path__):
-        yield import_module(f"{__name__}.{module.name}").RULE
+        yield from import_module(f"{__name__}.{module.name}").RULES
 
 
 ALL: Final[tuple[Rule, ...]] = tuple(sorted(_rules(), key=lambda rule: rule.code))

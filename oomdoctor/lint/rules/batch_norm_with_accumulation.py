@@ -1,4 +1,4 @@
-"""OOM209: BatchNorm sees micro-batches, not the batch that they stand for."""
+"""Rule on batch norms under accumulation (OOM209)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oomdoctor.lint.flow.events import Action, Event, GradMode, Run, Value, mode
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Class, Module, walk
 from oomdoctor.lint.patterns.accumulation import accumulations, measured_by
-from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rules
 
 _NORM: Final = re.compile(r"(?:^|\.)(?:Lazy)?BatchNorm[123]d$")
 _NETWORKS: Final = re.compile(
@@ -28,7 +28,8 @@ _HANDLED_TEXT: Final = re.compile(
 _HELP: Final = "use GroupNorm or LayerNorm, freeze the statistics, or keep the micro-batch large"
 
 
-def _check(subject: Subject) -> Iterator[Hit]:
+def batch_norm_with_accumulation(subject: Subject) -> Iterator[Hit]:
+    """OOM209: BatchNorm sees micro-batches, not the batch that they stand for."""
     for run in subject.runs:
         for found in accumulations(run):
             for event in run.of(Action.FORWARD, within=found.loop):
@@ -106,4 +107,4 @@ def _made_in(tree: ast.AST, module: Module) -> str | None:
     return None
 
 
-RULE: Final = read_rule(__file__, _check)
+RULES: Final = read_rules(batch_norm_with_accumulation)

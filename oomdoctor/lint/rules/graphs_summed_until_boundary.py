@@ -1,4 +1,4 @@
-"""OOM107: losses of several micro-batches are summed before one backward pass, so that all their graphs are alive."""
+"""Rule on losses that are summed over micro-batches (OOM107)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.boundary import boundary_of
 from oomdoctor.lint.patterns.counters import TestedCondition, set_back
 from oomdoctor.lint.patterns.iterations import carried
-from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rules
 
 _MICRO_STEPS: Final = re.compile(r"accum|micro|(?<![a-z])gas(?![a-z])|virtual", re.IGNORECASE)
 _HELP: Final = "run backward for each micro-batch: gradients add up by themselves, and each graph is freed at once"
 
 
-def _check(subject: Subject) -> Iterator[Hit]:
+def graphs_summed_until_boundary(subject: Subject) -> Iterator[Hit]:
+    """OOM107: losses of several micro-batches are summed before one backward pass, so all graphs are alive."""
     for run in subject.runs:
         for event in run.of(Action.BACKWARD):
             for kept in _parts(run, event):
@@ -117,4 +118,4 @@ def _arguments(made: Event) -> Iterator[str]:
                 yield base_of(node) or ""
 
 
-RULE: Final = read_rule(__file__, _check)
+RULES: Final = read_rules(graphs_summed_until_boundary)

@@ -1,4 +1,4 @@
-"""OOM104: the graph is kept after the only backward pass that uses it."""
+"""Rule on `retain_graph` (OOM104)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.graphs import is_used_later, node_in_loop
 from oomdoctor.lint.patterns.iterations import carried, end_of, explained_calls, start_of, stored_in, within
-from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rules
 from oomdoctor.lint.source import Edit
 from oomdoctor.results import Severity
 
@@ -23,7 +23,8 @@ _HELP: Final = "leave `{}` out: nothing runs backward through this graph again"
 _HELP_UNSEEN: Final = "leave `{}` out; if that fails, detach what the model keeps from the iteration before"
 
 
-def _check(subject: Subject) -> Iterator[Hit]:
+def retain_graph_in_loop(subject: Subject) -> Iterator[Hit]:
+    """OOM104: the graph is kept after the only backward pass that uses it."""
     retaining = [(run, event) for run in subject.runs for event in run.of(Action.BACKWARD) if _retains(event)]
     needed = {id(event.node) for run, event in retaining if not _is_needless(run, event)}
     for run, event in retaining:
@@ -185,4 +186,4 @@ def _edits(event: Event) -> tuple[Edit, ...]:
     return (Edit(end_of(before[-1]), end_of(call.keywords[-1]), ""),)
 
 
-RULE: Final = read_rule(__file__, _check)
+RULES: Final = read_rules(retain_graph_in_loop)

@@ -1,4 +1,4 @@
-"""OOM207: a mean over each micro-batch's own tokens is accumulated."""
+"""Rule on means over tokens that are accumulated (OOM207)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Module, walk
 from oomdoctor.lint.patterns.accumulation import accumulations, measured_by
 from oomdoctor.lint.patterns.iterations import stored_in
-from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rules
 
 _TOKENS: Final = re.compile(
     r"(?:mask|valid|keep|pad|-100|ignore)\w*(?:\[.*\])?[\s)]*(?:\.\w+\([^()]*\))*\.sum\(|\bn_?tok|num_?tok|tok\w*_count|num_(?:valid|target|loss_tok)"
@@ -35,7 +35,8 @@ _COUNTS_WINDOWS: Final = re.compile(r"num_items_in_batch|average_tokens_across_d
 _HELP: Final = "sum the loss over tokens, and divide by the number of tokens in the whole window"
 
 
-def _check(subject: Subject) -> Iterator[Hit]:
+def token_mean_accumulated(subject: Subject) -> Iterator[Hit]:
+    """OOM207: a mean over each micro-batch's own tokens is accumulated."""
     for run in subject.runs:
         for event, loop in _accumulated(run):
             mean = None if _COUNTS_WINDOWS.search(event.module.text) else _token_mean(run, event, loop)
@@ -133,4 +134,4 @@ def _sides(node: ast.BinOp | ast.AugAssign) -> tuple[ast.expr, ...]:
     return (node.left, node.right) if isinstance(node, ast.BinOp) else (node.value,)
 
 
-RULE: Final = read_rule(__file__, _check)
+RULES: Final = read_rules(token_mean_accumulated)

@@ -1,4 +1,4 @@
-"""OOM210: the optimizer steps in a loop, and nothing sets the gradients to zero."""
+"""Rules on setting gradients to zero outside accumulation: never, or too early (OOM210, OOM211)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Event, Loop, Run
+from oomdoctor.lint.flow.events import Action, Event, Kind, Loop, Run
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Module, walk
-from oomdoctor.lint.patterns.iterations import conditions, explained_calls, shared_loop, stored_in, within
+from oomdoctor.lint.patterns.iterations import (
+    calls_between,
+    conditions,
+    exclude,
+    explained_calls,
+    in_same_call,
+    sets_gradients_between,
+    shared_loop,
+    stored_in,
+    within,
+)
 from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
-from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rules
 
 _ZEROES: Final = re.compile(
     r"\.grad\s*=[^=]|grad(?:\.data)?\.(?:zero_|fill_|mul_)|zero_grad\s*=|(?:clear|reset|clean|null|zero)_\w*grad\w*(?<!zero_grad)\b"
@@ -24,7 +34,8 @@ _MANAGED: Final = (None, "accelerate")
 _HELP: Final = "call `{optimizer}.zero_grad()` after each step"
 
 
-def _check(subject: Subject) -> Iterator[Hit]:
+def missing_zero_grad(subject: Subject) -> Iterator[Hit]:
+    """OOM210: the optimizer steps in a loop, and nothing sets the gradients to zero."""
     for run in subject.runs:
         for event in run.of(Action.STEP):
             loop = _loop_with_pass(run, event)
@@ -71,9 +82,9 @@ def _is_made_in(step: Event, loop: Loop) -> bool:
 
 def _never_before(zero: Event, step: Event, loop: Loop) -> bool:
     """Return whether a condition that is constant during the loop lets only one of the two happen."""
-    changing = stored_in(loop)
     one, other = conditions(zero.context.guards), conditions(step.context.guards)
     against = [text for text, holds in one.items() if other.get(text, holds) is not holds]
+    changing = stored_in(loop) if against else frozenset()  # each pair of events asks
     return any(not set(re.findall(r"[A-Za-z_][\w.]*", text)) & changing and "(" not in text for text in against)
 
 
@@ -126,4 +137,63 @@ def _why(run: Run, step: Event) -> str:
     return "`zero_grad` stands before the loop" if zeroes else "nothing calls `zero_grad`"
 
 
-RULE: Final = read_rule(__file__, _check)
+_PASSES: Final = (Action.BACKWARD, Action.AUTOGRAD)
+
+
+def zero_grad_between_backward_and_step(subject: Subject) -> Iterator[Hit]:
+    """OOM211: gradients are set to zero after the backward pass that made them, and before the step."""
+    for run in subject.runs:
+        for place, event in enumerate(run.events):
+            if event.action is Action.ZERO_GRAD and event.context.managed in _MANAGED and not event.context.handlers:
+                step = _step_after(run, place, event)
+                if step is not None and _has_pass_before(run, place, event, step):
+                    message = f"`{_zeroed(event)}.zero_grad()` throws away the gradients that the next step should use"
+                    yield Hit.at(event, message, help=f"move it after the step of `{optimizer_of(step)}`")
+
+
+def _step_after(run: Run, place: int, zero: Event) -> Event | None:
+    """The step that finds no gradients: the same optimizer's, with nothing between that could make new ones."""
+    for event in run.events[place + 1 :]:
+        if event.action in _PASSES:
+            return None
+        if event.action is Action.STEP and _is_of(event, zero, run):
+            return event if _directly(zero, event, run) else None
+    return None
+
+
+def _directly(zero: Event, step: Event, run: Run) -> bool:
+    if not in_same_call(zero, step) or zero.context.loops != step.context.loops or takes_closure(step):
+        return False
+    if not conditions(zero.context.guards).items() <= conditions(step.context.guards).items():
+        return False
+    return not sets_gradients_between(zero, step) and not any(calls_between(zero, step, run))
+
+
+def _is_of(step: Event, zero: Event, run: Run) -> bool:
+    """Return whether a step is of the optimizer, or the model, whose gradients were set to zero."""
+    if zero.value.kind is Kind.MODEL:
+        models = {event.value.identity for event in run.of(Action.FORWARD)}
+        return len(models) == 1 and len({optimizer_of(event) for event in run.of(Action.STEP)}) == 1
+    return _zeroed(zero) == optimizer_of(step)
+
+
+def _has_pass_before(run: Run, place: int, zero: Event, step: Event) -> bool:
+    """Return whether the gradients' last change was a backward pass, in the same iteration."""
+    for event in reversed(run.events[:place]):
+        if event.action in (Action.STEP, Action.ZERO_GRAD) and _may_be_same(event, step) and not exclude(event, zero):
+            return False
+        if event.action is Action.BACKWARD and not exclude(event, zero):
+            return event.context.loops[: len(zero.context.loops)] == zero.context.loops
+    return False
+
+
+def _may_be_same(event: Event, step: Event) -> bool:
+    owner = optimizer_of(event) if event.action is Action.STEP else _zeroed(event)
+    return event.value.kind is Kind.MODEL or owner == optimizer_of(step)
+
+
+def _zeroed(zero: Event) -> str:
+    return "" if zero.call is None else text_of(zero.call.func).rpartition(".")[0]
+
+
+RULES: Final = read_rules(missing_zero_grad, zero_grad_between_backward_and_step)

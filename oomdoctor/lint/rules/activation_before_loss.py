@@ -1,4 +1,4 @@
-"""Loss functions, and the activation that was applied last to what they are given."""
+"""Rules on losses that are given another kind of values than they take (OOM215, OOM216)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from oomdoctor.lint.flow.runs import returned_by
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Class, Function, called_name, targets_of, walk
 from oomdoctor.lint.patterns.iterations import function_around
-from oomdoctor.lint.rule import Subject
+from oomdoctor.lint.rule import Hit, Subject, read_rules
 
 _GROW: Final = frozenset({"append", "add_module", "extend", "insert", "register_module", "setattr"})
 """Calls that put further layers into a container."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class _Compared:
     """A loss of which the last activation before it is known.
 
     Attributes:
@@ -39,8 +39,13 @@ class Compared:
     activation: str
     applied_in: str | None
 
+    @property
+    def place(self) -> str:
+        """Where the activation is applied, in words."""
+        return "before the loss" if self.applied_in is None else f"in `{self.applied_in}`"
 
-def compared(subject: Subject, losses: frozenset[str]) -> Iterator[Compared]:
+
+def _compared(subject: Subject, losses: frozenset[str]) -> Iterator[_Compared]:
     """Yield the calls of these loss functions that are trained on.
 
     Args:
@@ -53,7 +58,7 @@ def compared(subject: Subject, losses: frozenset[str]) -> Iterator[Compared]:
             if loss in losses and event.name.startswith("torch.") and event.context.gradients is not GradMode.OFF:
                 activation, applied_in = _last_applied(run, event)
                 if activation is not None and event.call is not None:
-                    yield Compared(event, loss, text_of(event.call.func), activation, applied_in)
+                    yield _Compared(event, loss, text_of(event.call.func), activation, applied_in)
 
 
 def _last_applied(run: Run, event: Event) -> tuple[str | None, str | None]:
@@ -106,3 +111,52 @@ def _has_variants(class_: Class, method: Function) -> bool:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     )
     return any(count > 1 and text in used for text, count in stored.items())
+
+
+_TAKE_LOGITS: Final = frozenset({"CrossEntropyLoss", "cross_entropy"})
+_TAKE_LOGARITHMS: Final = frozenset({"NLLLoss", "nll_loss"})
+
+
+def softmax_before_cross_entropy(subject: Subject) -> Iterator[Hit]:
+    """OOM215: a loss that takes logits, or their logarithms, is given probabilities."""
+    for found in _compared(subject, _TAKE_LOGITS | _TAKE_LOGARITHMS):
+        if found.loss in _TAKE_LOGITS and found.activation in ("softmax", "sigmoid"):
+            message = f"`{found.called}` takes logits and gets what `{found.activation}` has made of them"
+            help_ = f"leave `{found.activation}` out {found.place}, and apply it where probabilities are shown"
+            yield Hit.at(found.event, message, help=help_)
+        elif found.loss in _TAKE_LOGARITHMS and found.activation == "softmax":
+            message = f"`{found.called}` takes logarithms of probabilities and gets probabilities"
+            yield Hit.at(found.event, message, help=f"use `log_softmax` {_where(found)}, or `cross_entropy` on logits")
+
+
+def _where(found: _Compared) -> str:
+    return "before it" if found.applied_in is None else f"in `{found.applied_in}`"
+
+
+_BINARY_LOGITS: Final = frozenset({"BCEWithLogitsLoss", "binary_cross_entropy_with_logits"})
+_BINARY_PROBABILITIES: Final = frozenset({"BCELoss", "binary_cross_entropy"})
+_NO_LOGITS: Final = frozenset({"sigmoid", "softmax", "log_softmax", "relu"})
+_NO_PROBABILITIES: Final = frozenset({"linear", "relu", "tanh", "log_softmax"})
+
+
+def wrong_activation_for_bce(subject: Subject) -> Iterator[Hit]:
+    """OOM216: a binary cross-entropy is given values of another kind than it takes."""
+    for found in _compared(subject, _BINARY_LOGITS | _BINARY_PROBABILITIES):
+        if found.loss in _BINARY_LOGITS and found.activation in _NO_LOGITS:
+            message = f"`{found.called}` applies a sigmoid itself and gets the output of `{found.activation}`"
+            yield Hit.at(found.event, message, help=f"leave `{found.activation}` out {found.place}")
+        elif found.loss in _BINARY_PROBABILITIES and found.activation in _NO_PROBABILITIES:
+            message = f"`{found.called}` takes probabilities and gets {_made(found)}"
+            yield Hit.at(found.event, message, help=f"use `{_with_logits(found)}` on what a linear layer gives")
+
+
+def _made(found: _Compared) -> str:
+    linear = "the output of a linear layer"
+    return linear if found.activation == "linear" else f"the output of `{found.activation}`"
+
+
+def _with_logits(found: _Compared) -> str:
+    return "BCEWithLogitsLoss" if found.loss == "BCELoss" else "binary_cross_entropy_with_logits"
+
+
+RULES: Final = read_rules(softmax_before_cross_entropy, wrong_activation_for_bce)

@@ -1,4 +1,4 @@
-"""OOM208: micro-batches are synchronised over processes one by one, or never."""
+"""Rules on training by several processes (OOM208, OOM218)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Event, Run, With
+from oomdoctor.lint.flow.events import Action, Event, Kind, Loop, Run, With
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import walk
+from oomdoctor.lint.module import Module, targets_of, walk
 from oomdoctor.lint.patterns.accumulation import AccumulationLoop, accumulations
 from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
-from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rules
 from oomdoctor.results import Severity
 
 _SHARDS: Final = re.compile(r"FullyShardedDataParallel|fully_shard|\bFSDP\b|deepspeed")
@@ -23,7 +23,8 @@ _SYNC_CONTROL: Final = re.compile(
 """Text that turns the synchronisation off or replaces it."""
 
 
-def _check(subject: Subject) -> Iterator[Hit]:
+def accumulation_without_no_sync(subject: Subject) -> Iterator[Hit]:
+    """OOM208: micro-batches are synchronised over processes one by one, or never."""
     runs = [run for run in subject.runs if any(run.of(Action.BACKWARD))]
     if not runs or _SHARDS.search(subject.module.text) is not None:
         return
@@ -59,10 +60,10 @@ def _each_time(run: Run, found: AccumulationLoop) -> Iterator[Hit]:
         if forwards:
             model = text_of(forwards[0].call.func) if forwards[0].call is not None else "the model"
             message = f"gradients of `{model}` are averaged over all processes in every one of `{found.period}` passes"
-            yield Hit.at(event, message, help=_help(forwards[0], model))
+            yield Hit.at(event, message, help=_no_sync_help(forwards[0], model))
 
 
-def _help(forward: Event, model: str) -> str:
+def _no_sync_help(forward: Event, model: str) -> str:
     if (forward.value.library or "").startswith("apex."):  # its DistributedDataParallel has no `no_sync`
         return f"call `{model}.disable_allreduce()`, and `{model}.enable_allreduce()` before the last micro-batch"
     return f"run all but the last micro-batch under `with {model}.no_sync():`"
@@ -113,4 +114,62 @@ def _boundaries(event: Event, found: AccumulationLoop) -> Iterator[Boundary]:
             yield boundary
 
 
-RULE: Final = read_rule(__file__, _check)
+_DIVIDES: Final = re.compile(
+    r"rank\s*(?:\(\))?\s*::|split_(?:dataset_)?by_(?:node|rank)|[Ss]hard|Iterable|webdataset|\bwds\b|\bdali\b|num_replicas"
+    r"|seed\w*\s*[+*(][^\n]{0,40}rank|rank[^\n]{0,20}\+[^\n]{0,20}seed|accelerat|[Ff]abric|lightning|deepspeed|ignite",
+)
+"""Text that divides the data over processes in another way, or leaves it to a framework."""
+_SAMPLER: Final = "DistributedSampler"
+
+
+def ddp_without_sampler(subject: Subject) -> Iterator[Hit]:
+    """OOM218: each process goes through the whole data set, or through its share in the same order each epoch."""
+    for run in subject.runs:
+        modules = {run.module, *(event.module for event in run.events)}
+        text = "\n".join(module.text for module in modules)
+        for loop in run.training_loops():
+            loader = loop.iterates.node
+            if isinstance(loader, ast.Call) and _is_distributed(run, loop) and loop.iterates.kind is Kind.LOADER:
+                yield from _undivided_data(run, loop, loader, modules, text)
+
+
+def _is_distributed(run: Run, loop: Loop) -> bool:
+    """Return whether the loop trains a model under DistributedDataParallel, on batches of PyTorch's own loader."""
+    library = loop.iterates.library or ""
+    is_wrapped = any(made.value.wrapped for made in run.of(Action.FORWARD, within=loop))
+    return is_wrapped and library.startswith("torch.") and library.endswith(".DataLoader")
+
+
+def _undivided_data(run: Run, loop: Loop, loader: ast.Call, modules: set[Module], text: str) -> Iterator[Hit]:
+    given = {keyword.arg: keyword.value for keyword in loader.keywords}
+    module = run.module if loop.function is None else loop.function.module
+    if None in given or _DIVIDES.search(text) is not None:
+        return
+    if not {"sampler", "batch_sampler"} & given.keys() and _SAMPLER not in text:
+        message = "every process goes through the whole data set: no sampler divides it"
+        help_ = "give the loader `sampler=DistributedSampler(dataset)`, and call its `set_epoch(epoch)` each epoch"
+        yield Hit(loop.node, module, message, help_)
+    elif "sampler" in given and _is_same_each_epoch(given["sampler"], loop, run, modules) and "set_epoch" not in text:
+        sampler = text_of(given["sampler"])
+        name = sampler if sampler.isidentifier() else "sampler"
+        message = f"`{name}` gives the same order in every epoch: nothing calls `set_epoch`"
+        yield Hit(loop.node, module, message, f"call `{name}.set_epoch(epoch)` before each epoch")
+
+
+def _is_same_each_epoch(sampler: ast.expr, loop: Loop, run: Run, modules: set[Module]) -> bool:
+    """Return whether a loop around takes epochs, and the sampler is a distributed one that shuffles."""
+    events = list(run.of(Action.BACKWARD, within=loop))
+    is_repeated = any(event.context.loops.index(loop) > 0 for event in events)
+    made = [sampler] if isinstance(sampler, ast.Call) else _assigned(text_of(sampler), modules)
+    calls = [node for value in made for node in walk(value) if isinstance(node, ast.Call)]
+    samplers = [call for call in calls if text_of(call.func).rpartition(".")[2] == _SAMPLER]
+    return is_repeated and bool(samplers) and not any("shuffle=False" in ast.unparse(call) for call in samplers)
+
+
+def _assigned(name: str, modules: set[Module]) -> list[ast.expr]:
+    """Return all that is assigned to a name in these files."""
+    nodes = (node for module in modules for node in walk(module.tree) if isinstance(node, ast.Assign))
+    return [node.value for node in nodes if name in map(text_of, targets_of(node))]
+
+
+RULES: Final = read_rules(accumulation_without_no_sync, ddp_without_sampler)
