@@ -326,7 +326,8 @@ def test_the_readme_sums_up_what_was_measured() -> None:
     assert f"{same} of {trials['cases']} answers" in prose
     assert f"the other {trials['differing_and_proven']} are proven" in prose
     assert f"a median of {trials['median_trials']:g} trials" in prose
-    assert f"to the byte for {exact['share']:.1%} of {exact['of']} models" in prose
+    counts = [f"{round(row['share'] * row['of'])} of {row['of']}" for row in (exact, equal)]
+    assert f"the same peak to the byte for {counts[0]} models" in prose
     decisions, ours = (fidelity["oomdoctor"][name] for name in ("oom", "all"))
     assert f"Against {decisions['rows']} runs" in prose
     assert f"right in {decisions['right']} whether they ran out" in prose
@@ -335,7 +336,7 @@ def test_the_readme_sums_up_what_was_measured() -> None:
     assert f"Of {intervals['rows']} models with a published size that trained on an RTX 3090" in prose
     assert f"{intervals['inside']} have their largest size in between" in prose
     assert f"in {len(intervals['recommended_ran_out'])} a recommended size ran out" in prose
-    assert f"the maximum for {equal['share']:.1%} of {equal['of']} answers" in prose
+    assert f"the same largest micro-batch in {counts[1]} answers" in prose
     assert f"{lint['verdicts']['true']} of {sum(lint['verdicts'].values())} findings in {lines:,} lines" in prose
 
 
