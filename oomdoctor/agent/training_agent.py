@@ -154,7 +154,11 @@ class TrainingAgent:
             self._channel.speak()
             self._steps.done += 1
             self._step_counted(self._steps.done - 1)
-        elif self._backwards == _BACKWARDS_WITHOUT_OPTIMIZER and not self._steps.has_optimizer and self._has_cuda:
+        elif self._backwards == _BACKWARDS_WITHOUT_OPTIMIZER:
+            self._tell_without_optimizer()
+
+    def _tell_without_optimizer(self) -> None:
+        if self._backwards and self._has_cuda and not self._steps.has_optimizer and not settings.COUNTS_BACKWARD:
             self._channel.send(NoOptimizer(self._backwards))
 
     def _step_ended(self, optimizer: Any) -> None:
@@ -300,6 +304,7 @@ class TrainingAgent:
             return
         self._is_end_told = True
         self._report("exit" if error is None else "error", error)
+        self._tell_without_optimizer()  # after what was measured: the parent then waits for the exit code
         self._channel.flush()
 
     def _report(self, ending: Ending, error: ErrorChain | None = None) -> None:

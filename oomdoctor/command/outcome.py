@@ -166,9 +166,10 @@ def one_step_error(ended: EndedTrial, steps: int) -> OomdoctorError | None:
 
 
 def _no_step(ended: EndedTrial) -> OomdoctorError:
-    if ended.events.without_optimizer:
+    if backwards := max(ended.events.without_optimizer.values(), default=0):
         return TargetError(
-            f"the command ran {ended.events.without_optimizer} backward passes and made no optimizer of `torch.optim`",
+            f"the command ran {backwards} backward {'pass' if backwards == 1 else 'passes'} and made no optimizer of "
+            "`torch.optim`",
             hint="`--count-steps backward` counts each backward pass as a step",
             details=ended.tail,
         )

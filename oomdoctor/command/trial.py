@@ -270,7 +270,8 @@ class _TrialWait:
 
     def _is_over(self) -> bool:
         events, now = self._events, time.monotonic()
-        is_ended = self.return_code is not None or events.without_optimizer > 0 or events.has_refused_remedies
+        trains_on = events.without_optimizer.keys() - events.measured.keys()  # with nothing that takes a step
+        is_ended = self.return_code is not None or trains_on or events.has_refused_remedies
         if is_ended or events.has_all_steps or events.has_survived or events.has_died_of_oom:
             return True
         if self._closing is None and (events.ooms or events.has_failed):

@@ -75,7 +75,7 @@ class TrialEvents:
         written: Paths that the command wrote to, in order.
         edited: Files that were run with their literals set, by real path.
         frameworks: Others than torch that Pythons without torch had imported; None where no such Python ended.
-        without_optimizer: Most backward passes of a process that had made no optimizer of torch.
+        without_optimizer: Backward passes of each process that had made no optimizer of torch, by process.
         stages: What the command did, and since when, in seconds of the monotonic clock, as its processes told.
         windows: Optimizer steps of each process, where the accumulation is recorded.
         remedies: What processes have applied of a trial's remedies, or why they could not.
@@ -91,7 +91,7 @@ class TrialEvents:
     written: dict[str, None] = field(default_factory=dict)
     edited: set[str] = field(default_factory=set)
     frameworks: tuple[str, ...] | None = None
-    without_optimizer: int = 0
+    without_optimizer: dict[int, int] = field(default_factory=dict)
     stages: list[tuple[str, float]] = field(default_factory=lambda: [(STARTING, time.monotonic())])
     windows: dict[int, list[AccumulationWindow]] = field(default_factory=dict)
     remedies: list[RemediesApplied] = field(default_factory=list)
@@ -123,7 +123,7 @@ class TrialEvents:
         """Take in what is no part of training."""
         match message:
             case NoOptimizer():
-                self.without_optimizer = max(self.without_optimizer, message.backwards)
+                self.without_optimizer[message.pid] = message.backwards
             case AccumulationWindow() if len(found := self.windows.setdefault(message.pid, [])) < _MOST_MESSAGES:
                 found.append(message)
             case RemediesApplied() if len(self.remedies) < _MOST_MESSAGES:

@@ -214,6 +214,16 @@ def test_a_script_without_an_optimizer_of_torch_is_told_at_once(forks: Forks) ->
     assert "`--count-steps backward`" in (classified.problem.hint or "")
 
 
+def test_a_short_script_without_an_optimizer_of_torch_is_told_at_its_end(forks: Forks) -> None:
+    """Hand-written SGD of one step is told once it has ended; where it ends with an exit code, it is told that."""
+    short, failed = (forks.classified("by_hand.py", "--steps", "1", "--status", status) for status in ("0", "3"))
+
+    assert "ran 1 backward pass and made no optimizer of `torch.optim`" in (short.trial.error or "")
+    assert short.problem is not None
+    assert "`--count-steps backward`" in (short.problem.hint or "")
+    assert "exit code 3 before its first optimizer step" in (failed.trial.error or "")
+
+
 def test_backward_passes_are_counted_where_that_was_asked_for(forks: Forks) -> None:
     """Three backward passes end the trial of hand-written SGD, with the memory of each."""
     ended = forks.trial("by_hand.py", OOMDOCTOR_TRIAL_COUNT_STEPS="backward")
@@ -369,14 +379,15 @@ def test_a_good_end_after_a_step_fits(forks: Forks) -> None:
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("never_steps.py", "never took an optimizer step"),
+        ("never_steps.py --forward-only", "never took an optimizer step"),
+        ("never_steps.py", "ran 5 backward passes and made no optimizer"),
         ("on_cpu.py", "trains on the CPU"),
         ("no_such.py", "exit code 2 before its first optimizer step"),
     ],
 )
 def test_what_cannot_be_measured_is_a_failure(forks: Forks, script: str, says: str) -> None:
     """A script without steps, without a GPU or without a file is said to be so."""
-    classified = forks.classified(script)
+    classified = forks.classified(*script.split())
 
     assert isinstance(classified.problem, TargetError)
     assert says in classified.problem.message

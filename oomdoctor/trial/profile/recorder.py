@@ -327,9 +327,11 @@ def _differs(found: Sequence[ProfileOutcome], peak_allocated_bytes: int | None) 
     """Say how far apart the peaks of trials at one size were."""
     peaks = [outcome.memory.peak_allocated_bytes for outcome in found if outcome.memory is not None]
     peaks += [] if peak_allocated_bytes is None else [peak_allocated_bytes]
+    least, most = format_size(min(peaks)), format_size(max(peaks))
+    told = f"{least} to {most}" if least != most else f"{most}, {format_size(max(peaks) - min(peaks))} apart"
     return (
-        f"no two trials of this target allocate the same memory: at this size {format_size(min(peaks))} to "
-        f"{format_size(max(peaks))}, and training may need more; these figures are those of one of them"
+        f"no two trials of this target allocate the same memory: at this size {told}, "
+        "and training may need more; these figures are those of one of them"
     )
 
 

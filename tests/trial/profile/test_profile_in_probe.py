@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -151,3 +152,12 @@ def test_how_far_apart_trials_at_one_size_are_is_told(tmp_path: Path) -> None:
     assert found.memory is not None
     assert f" to {format_size(found.memory.peak_allocated_bytes)}" not in said  # of three, the first was kept
     assert "training may need more" in said
+
+
+def test_trials_that_are_hardly_apart_are_told_by_their_distance(tmp_path: Path) -> None:
+    """Where the figures of two trials read the same, the warning says how far apart they are instead of both."""
+    text = VARYING.replace("more = ", 'most = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")\n    more = ')
+    found = _probe(tmp_path, text.replace("<< 18", "<< 12"), mebibytes=8192)
+
+    said = next(text for text in found.warnings if text.startswith("no two trials of this target allocate the same"))
+    assert re.search(r"at this size 1.09 GiB, \S+ KiB apart, and training may need more", said)
