@@ -27,7 +27,7 @@ from . import (
     training_hooks,
     unknown_reads,
 )
-from .allocator_blocks import pack
+from .allocator_blocks import first_steps, pack
 from .first_batch import FirstBatchSearch as BatchSearch
 from .guard import FAILURES, guarded
 from .holders import LeakSearch
@@ -318,6 +318,7 @@ class TrainingAgent:
         if self._peaks is not None and self._has_cuda:
             peaks = (guarded(self._peaks.now)() or {}).get(self._history.device, peaks)
         parts = guarded(self._history.read)(self._phases.starts) or []
+        trace = first_steps(self._history.trace, settings.STEPS)  # those that trials of other sizes take as well
         used = [part for part in parts if part.allocations or part.start.phase in (LOAD, OPTIMIZER)]
         ended_by_error = {(part.start.iteration, part.start.phase) for part in used[-1:] if error is not None}
         self._channel.send(
@@ -342,7 +343,7 @@ class TrainingAgent:
                 training_peak_bytes=_highest(part for part in used if part.start.phase not in (LOAD, EVALUATION)),
                 evaluation_peak_bytes=_highest(part for part in used if part.start.phase == EVALUATION),
                 phases=_phases(used, self._failed | ended_by_error),
-                allocations="" if peaks.ooms or error is not None else pack(self._history.trace),
+                allocations="" if peaks.ooms or error is not None else pack(trace),
                 zeros_read=null_gpu.zeros_read() - unknown_reads.harmless_reads(),
                 unknown_reads=unknown_reads.reads(),
                 unknown_calls=tuple(null_gpu.unknown_calls()),

@@ -255,7 +255,9 @@ class AllocatorHistory:
         except HistoryMismatchError as error:
             note_failure("history", error)
             return []
-        self.trace = read_trace(events)
+        iterations = zip(starts, starts[1:])  # noqa: B905, RUF007 - neither is in 3.8
+        ends = [later.position for now, later in iterations if later.iteration > now.iteration > 0]
+        self.trace = read_trace(events, [end.allocations + end.frees for end in (*ends, stops[-1])])
         return parts
 
 

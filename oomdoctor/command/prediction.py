@@ -10,17 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oomdoctor.agent.allocator_blocks import unpack
+from oomdoctor.agent.allocator_blocks import STEP_END, unpack
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
-from oomdoctor.search.allocation_lines import allocation_lines, largest_placeable, live_peak
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.engines.allocator.settings import AllocatorSettings, Rules
-    from oomdoctor.search.allocation_lines import AllocationLine
+    from oomdoctor.search.allocation_lines import TrialPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,9 @@ def read_allocations(text: str) -> AllocationTrace | None:
     alive: set[int] = set()
     allocations = 0
     for event in trace:
-        if event >= 0:
+        if event == STEP_END:
+            continue
+        if event > 0:
             alive.add(allocations)
             allocations += 1
         elif -1 - event in alive:
@@ -72,43 +71,35 @@ def read_allocations(text: str) -> AllocationTrace | None:
     return trace or None
 
 
-def largest_simulated(
-    traces: Mapping[int, AllocationTrace], low: int, high: int, card: SimulatedCard, *, retries: bool
-) -> int | None:
+def largest_simulated(placement: TrialPlacement, low: int, high: int, card: SimulatedCard) -> int:
     """Return the largest size that the simulated allocator can place.
 
     Args:
-        traces: Trace of all allocations of a process by micro-batch, of trials that fit.
+        placement: The allocations of a trial at any size.
         low: A size that fits, or 0.
         high: A size that does not fit, or one above the largest in question.
         card: The card.
-        retries: Whether the allocator may give back its cache and try again, as it does at the edge.
-
-    Returns:
-        None where no two trials did the same at their two sizes.
     """
-    found = allocation_lines(traces)
-    if found is None:
-        return None
-    steps = found.lines
-    return largest_placeable(
-        low,
-        high,
-        is_live_within=lambda size: live_peak(steps, size) <= card.allowed_bytes,
-        can_place=lambda size: _can_place(steps, size, card.allocator(), retries=retries),
-    )
+    return placement.largest(low, high, card.allowed_bytes, lambda: _SimulatedBlocks(card.allocator()))
 
 
-def _can_place(
-    steps: Sequence[AllocationLine], micro_batch: int, allocator: CachingAllocator, *, retries: bool
-) -> bool:
-    addresses: list[int] = []
-    try:
-        for step in steps:
-            if step.freed is None:
-                addresses.append(allocator.malloc(step.size_at(micro_batch)))
-            else:
-                allocator.free(addresses[step.freed])
-    except AllocationError:
-        return False
-    return retries or allocator.retries == 0
+@dataclass(slots=True)
+class _SimulatedBlocks:
+    """Allocates and frees on a simulated allocator."""
+
+    allocator: CachingAllocator
+
+    def allocate(self, size_bytes: int) -> int | None:
+        try:
+            return self.allocator.malloc(size_bytes)
+        except AllocationError:
+            return None
+
+    def free(self, address: int) -> None:
+        self.allocator.free(address)
+
+    def retries(self) -> int:
+        return self.allocator.retries
+
+    def close(self) -> None:
+        """Do nothing: nobody else has this allocator."""

@@ -22,6 +22,7 @@ from oomdoctor.errors import OomdoctorError
 from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
+from oomdoctor.search.allocation_lines import TrialPlacement
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
 from oomdoctor.search.trial_source import TrialNotes, TrialProblem, TrialSource
 from oomdoctor.target.literals import find_literals
@@ -90,6 +91,7 @@ class CommandSupervisor(TrialSource):
         self._speculative = SpeculativeTrial()
         self._batch_size_check = BatchSizeCheck(request.variant.searched)
         self._allocations: dict[int, AllocationTrace] = {}
+        self._has_workspaces = False
         self._environment_at_torch: Mapping[str, str] = engine.environment
         self._count = 0
         self.observations = Observations()
@@ -184,7 +186,8 @@ class CommandSupervisor(TrialSource):
             return None
         total, used = self.device.total_bytes, self.device.total_bytes - self.device.free_bytes
         card = SimulatedCard(total, used, min(allowed_bytes, self.capacity_bytes), settings, rules)
-        return largest_simulated(self._allocations, low, high, card, retries=retries)
+        placement = TrialPlacement.of(self._allocations, retries=retries, has_workspaces=self._has_workspaces)
+        return None if placement is None else largest_simulated(placement, low, high, card)
 
     def forget(self) -> None:
         """Predict nothing more from the trials so far."""
@@ -336,6 +339,7 @@ class CommandSupervisor(TrialSource):
         trace = None if most is None else read_allocations(most.allocations)
         if trace is not None:
             self._allocations[micro_batch] = trace
+            self._has_workspaces |= most is not None and most.workspace_bytes > 0
 
     def _begin_speculative(self, below: int, steps: int, allowed_bytes: int) -> None:
         """Run the size above the one that was asked for beside it: it is what proves a maximum.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from oomdoctor.agent.allocator_blocks import STEP_END, canonical_order
+from oomdoctor.search.growth import ANSWER_ITERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -266,3 +267,121 @@ def live_peak(steps: Sequence[AllocationLine], micro_batch: int, optional: Colle
         else:
             live -= sizes[step.freed]
     return peak
+
+
+class Blocks(Protocol):
+    """What a trial's allocations are placed with: PyTorch's own allocator, or a simulated one."""
+
+    def allocate(self, size_bytes: int) -> int | None:
+        """Return the address of a new block; None where there is no room."""
+
+    def free(self, address: int) -> None:
+        """Give back a block."""
+
+    def retries(self) -> int:
+        """Return how often the allocator had to give back its cache."""
+
+    def close(self) -> None:
+        """Leave the allocator as it was; every block has been given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlacement:
+    """The allocations of a trial, as an allocator is asked to place them.
+
+    Attributes:
+        plain: Those of a trial whose allocator has not had to give back its cache.
+        further: Those of the further steps that a trial takes where it had to.
+        optional: Positions of allocations that a step can do without.
+        retries: Whether the allocator may give back its cache for more than those.
+    """
+
+    plain: list[AllocationLine]
+    further: list[AllocationLine]
+    optional: frozenset[int]
+    retries: bool
+
+    @classmethod
+    def of(
+        cls, traces: Mapping[int, AllocationTrace], *, retries: bool, has_workspaces: bool = False
+    ) -> TrialPlacement | None:
+        """Return the placement of a trial at any size.
+
+        Args:
+            traces: Trace by micro-batch, of trials that fit.
+            retries: Whether the allocator may give back its cache and try again, as it does at the edge.
+            has_workspaces: Whether the trials asked for workspaces of cuDNN, which PyTorch can do without.
+
+        Returns:
+            None where no two trials did the same at their two sizes.
+        """
+        found = allocation_lines(traces)
+        if found is None:
+            return None
+        lines = found.with_steps(ANSWER_ITERATIONS) if retries else found.lines
+        optional = passing_allocations(lines) if has_workspaces else frozenset[int]()
+        return cls(found.lines, lines[len(found.lines) :], optional, retries)
+
+    def largest(self, low: int, high: int, free_bytes: int, blocks: Callable[[], Blocks]) -> int:
+        """Return the largest size between `low` and `high` that can be placed in `free_bytes`."""
+        return largest_placeable(
+            low,
+            high,
+            is_live_within=lambda size: live_peak(self.plain, size, self.optional) <= free_bytes,
+            can_place=lambda size: self.can_place(size, blocks()),
+        )
+
+    def can_place(self, micro_batch: int, blocks: Blocks) -> bool:
+        """Allocate and free as a trial at `micro_batch` would."""
+        held = _Held(blocks, self.optional)
+        try:
+            before = blocks.retries()
+            is_placed = held.take(self.plain, micro_batch)
+            if is_placed and blocks.retries() > before:
+                is_placed = held.take(self.further, micro_batch)
+            return is_placed and (self.retries or blocks.retries() - before == held.excused)
+        finally:
+            held.close()
+
+
+class _Held:
+    """The blocks of a trial that are alive.
+
+    Attributes:
+        excused: Times that the allocator gave back its cache for what a step can do without.
+    """
+
+    def __init__(self, blocks: Blocks, optional: Collection[int]) -> None:
+        self._blocks = blocks
+        self._optional = optional
+        self._addresses: dict[int, int | None] = {}
+        self._allocations = 0
+        self.excused = 0
+
+    def take(self, lines: Sequence[AllocationLine], micro_batch: int) -> bool:
+        """Allocate and free in order; return whether there was room for all that a step needs."""
+        for line in lines:
+            if line.freed is not None:
+                self._free(line.freed)
+                continue
+            is_optional = self._allocations in self._optional
+            before = self._blocks.retries() if is_optional else 0
+            address = self._blocks.allocate(line.size_at(micro_batch))
+            if is_optional:
+                self.excused += self._blocks.retries() - before
+            elif address is None:
+                return False
+            self._addresses[self._allocations] = address
+            self._allocations += 1
+        return True
+
+    def _free(self, position: int) -> None:
+        address = self._addresses.pop(position)
+        if address is not None:
+            self._blocks.free(address)
+
+    def close(self) -> None:
+        """Give back what is left."""
+        for position in [*self._addresses]:
+            self._free(position)
+        self._blocks.close()

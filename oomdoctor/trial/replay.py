@@ -18,14 +18,12 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 
 from oomdoctor.agent.allocator_blocks import read_trace, unpack
-from oomdoctor.search.allocation_lines import allocation_lines, largest_placeable, live_peak, passing_allocations
-from oomdoctor.search.growth import ANSWER_ITERATIONS
+from oomdoctor.search.allocation_lines import TrialPlacement
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
-    from oomdoctor.search.allocation_lines import AllocationLine
     from oomdoctor.trial.protocol import ReplayTrials
 
 
@@ -60,19 +58,13 @@ def largest_replayable(question: ReplayTrials, model: torch.nn.Module) -> int | 
     Returns:
         None where no two trials did the same at their two sizes.
     """
-    found = allocation_lines({trial.micro_batch: unpack(trial.allocations) for trial in question.trials})
-    if found is None:
+    traces = {trial.micro_batch: unpack(trial.allocations) for trial in question.trials}
+    has_workspaces = any(isinstance(module, _ConvNd) for module in model.modules())
+    placement = TrialPlacement.of(traces, retries=question.retries, has_workspaces=has_workspaces)
+    if placement is None:
         return None
     free_bytes = question.allowed_bytes - torch.cuda.memory_allocated()
-    lines = found.with_steps(ANSWER_ITERATIONS if question.retries else found.steps)
-    has_workspaces = any(isinstance(module, _ConvNd) for module in model.modules())
-    optional = passing_allocations(lines) if has_workspaces else frozenset()
-    return largest_placeable(
-        question.low,
-        question.high,
-        is_live_within=lambda size: live_peak(found.lines, size, optional) <= free_bytes,
-        can_place=lambda size: _can_place(lines, size, len(found.lines), optional, retries=question.retries),
-    )
+    return placement.largest(question.low, question.high, free_bytes, _TorchBlocks)
 
 
 def _record(enabled: Literal["all"] | None) -> None:
@@ -81,68 +73,31 @@ def _record(enabled: Literal["all"] | None) -> None:
     )
 
 
-def _can_place(
-    lines: Sequence[AllocationLine], micro_batch: int, plain: int, optional: Collection[int], *, retries: bool
-) -> bool:
-    """Allocate and free as a trial at `micro_batch` would; memory is as before when this returns.
-
-    Args:
-        lines: Allocations and frees.
-        micro_batch: The size.
-        plain: Number of those after which a trial ends whose allocator has not had to give back its cache.
-        optional: Positions of allocations that a step can do without.
-        retries: Whether the allocator may give back its cache for more than those.
-    """
-    before, excused = _retries(), 0
-    stream = torch.cuda.current_stream().cuda_stream
-    held: dict[int, int | None] = {}
-    allocations = 0
-    try:
-        for position, line in enumerate(lines):
-            if position == plain and _retries() == before:
-                break
-            if line.freed is None:
-                if allocations in optional:
-                    earlier = _retries()
-                    held[allocations] = _allocate_optional(line.size_at(micro_batch), stream)
-                    excused += _retries() - earlier
-                else:
-                    held[allocations] = _allocate(line.size_at(micro_batch), stream)
-                allocations += 1
-            else:
-                _free(held.pop(line.freed))
-    except torch.OutOfMemoryError:
-        return False
-    finally:
-        for address in held.values():
-            _free(address)
-        torch.cuda.empty_cache()
-    return retries or _retries() - before == excused
-
-
-def _retries() -> int:
-    return int(torch.cuda.memory_stats_as_nested_dict().get("num_alloc_retries", 0))  # not flattened: 200 µs less
-
-
 def event_count() -> int:
     """Return the allocations and frees of this process so far."""
     statistics = torch.cuda.memory_stats()
     return sum(int(statistics.get(f"allocation.all.{what}", 0)) for what in ("allocated", "freed"))
 
 
-def _allocate(size_bytes: int, stream: int) -> int:
-    address: int = torch._C._cuda_cudaCachingAllocator_raw_alloc(size_bytes, stream)  # noqa: SLF001
-    return address
+class _TorchBlocks:
+    """Allocates and frees on PyTorch's own allocator."""
 
+    def __init__(self) -> None:
+        self._stream = torch.cuda.current_stream().cuda_stream
 
-def _allocate_optional(size_bytes: int, stream: int) -> int | None:
-    """Allocate and return the address; None where there is no room."""
-    try:
-        return _allocate(size_bytes, stream)
-    except torch.OutOfMemoryError:
-        return None
+    def allocate(self, size_bytes: int) -> int | None:
+        try:
+            address: int = torch._C._cuda_cudaCachingAllocator_raw_alloc(size_bytes, self._stream)  # noqa: SLF001
+        except torch.OutOfMemoryError:
+            return None
+        return address
 
-
-def _free(address: int | None) -> None:
-    if address is not None:
+    def free(self, address: int) -> None:
         torch._C._cuda_cudaCachingAllocator_raw_delete(address)  # noqa: SLF001
+
+    def retries(self) -> int:
+        statistics = torch.cuda.memory_stats_as_nested_dict()  # not flattened: 200 µs less
+        return int(statistics.get("num_alloc_retries", 0))
+
+    def close(self) -> None:
+        torch.cuda.empty_cache()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oomdoctor.agent.allocator_blocks import AllocationTrace, pack, unpack
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
 from oomdoctor.engines.allocator.settings import NEWEST, AllocatorSettings
+from oomdoctor.search.allocation_lines import TrialPlacement
 from oomdoctor.units import MIB
 
 CARD = SimulatedCard(1000 * MIB, 200 * MIB, 800 * MIB, AllocatorSettings(), NEWEST)
@@ -24,19 +25,20 @@ def _step(micro_batch: int) -> AllocationTrace:
 
 def test_the_largest_size_is_that_which_the_card_has_room_for() -> None:
     """800 MiB hold 100 MiB of weights and 233 samples of 3 MiB, in whole pages; a card of half the room holds fewer."""
-    traces = {size: _step(size) for size in (4, 50)}
+    placement = TrialPlacement.of({size: _step(size) for size in (4, 50)}, retries=True)
     half = SimulatedCard(1000 * MIB, 200 * MIB, 400 * MIB, AllocatorSettings(), NEWEST)
 
-    assert largest_simulated(traces, 50, 10_000, CARD, retries=True) == 233
-    assert largest_simulated(traces, 50, 10_000, half, retries=True) == 100
+    assert placement is not None
+    assert largest_simulated(placement, 50, 10_000, CARD) == 233
+    assert largest_simulated(placement, 50, 10_000, half) == 100
 
 
 def test_what_is_not_alike_predicts_nothing() -> None:
     """One trial alone, or two that did something else, give no line."""
     other = [*_step(50), MIB]
 
-    assert largest_simulated({4: _step(4)}, 4, 100, CARD, retries=True) is None
-    assert largest_simulated({4: _step(4), 50: other}, 50, 100, CARD, retries=True) is None
+    assert TrialPlacement.of({4: _step(4)}, retries=True) is None
+    assert TrialPlacement.of({4: _step(4), 50: other}, retries=True) is None
 
 
 @given(st.text(max_size=60))
@@ -62,5 +64,19 @@ def test_a_range_of_fifty_thousand_samples_takes_eight_trials(tmp_path: Path) ->
     maximum = result["micro_batch"]["maximum"]
 
     assert maximum > 20_000
+    assert (outcomes[maximum], outcomes[maximum + 1]) == ("fits", "oom")
+    assert len(result["trials"]) <= 8
+
+
+@pytest.mark.null_gpu
+@pytest.mark.parametrize("capacity", ["200MiB", "500MiB"])
+def test_workspaces_that_are_given_up_cost_no_trials(tmp_path: Path, capacity: str) -> None:
+    """Where convolutions get no room for workspaces, a training goes on: a small card takes eight trials as well."""
+    words = (PYTHON, "convolves.py", "--batch-size", "{micro_batch}")
+    result = answer(small_copy(tmp_path), "--capacity", capacity, "--target-batch", "50000", "--", *words)
+    outcomes = {trial["micro_batch"]: trial["outcome"] for trial in result["trials"]}
+    maximum = result["micro_batch"]["maximum"]
+
+    assert maximum > 400
     assert (outcomes[maximum], outcomes[maximum + 1]) == ("fits", "oom")
     assert len(result["trials"]) <= 8
