@@ -25,7 +25,7 @@ from oomdoctor.option_values import (
 )
 from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
 from oomdoctor.results.variant import Parallel
-from oomdoctor.units import LARGEST_MICRO_BATCH, parse_fraction, positive_number, whole_number
+from oomdoctor.units import LARGEST_MICRO_BATCH, exact_size, parse_fraction, positive_number, whole_number
 
 if TYPE_CHECKING:
     import os
@@ -134,6 +134,17 @@ class ProbeRequest:
     def templates(self) -> tuple[str, ...]:
         """Texts in which a command's sizes are filled in: its words, and the values of its literals."""
         return (*(self.command or ()), *(literal.value for literal in self.literals))
+
+    @property
+    def options(self) -> str:
+        """Target batch and card as options are typed, each with a space after it; empty where none was given."""
+        options = {
+            "--target-batch": self.target_batch and str(self.target_batch),
+            "--gpu": self.gpu,
+            "--memory": self.card_bytes and exact_size(self.card_bytes),
+            "--capacity": self.memory_bytes and exact_size(self.memory_bytes),
+        }
+        return "".join(f"{name} {shlex.quote(value)} " for name, value in options.items() if value)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that the trials start from: `base` with the variant's variables."""

@@ -243,11 +243,13 @@ def _unknown(name: str, words: list[str], elsewhere: str) -> UsageError:
 
 
 def _nearest_keys(spelling: str) -> list[str]:
-    """Return the keys of up to three cards whose key or name resembles `spelling`, the most alike first."""
+    """Return the keys of up to three cards whose key or name resembles `spelling`; first those of the same number."""
     from difflib import get_close_matches  # noqa: PLC0415 - only a wrong name needs it
 
     keys = {alias: entry.card.key for entry in reversed(_entries()) for alias in _aliases(entry)}
     close = get_close_matches(spelling[:100], list(keys), n=6, cutoff=0.65 if len(spelling) > 2 else 0.5)  # noqa: PLR2004 - one letter of two
+    number = re.search(r"\d{3,}", spelling)
+    close.sort(key=lambda alias: number is None or number[0] not in alias)
     return list(dict.fromkeys(keys[alias] for alias in close))[:3]
 
 

@@ -148,7 +148,8 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
     request.check()
     reference = None
     if request.probe.command is None:
-        reference = parse_reference(request.probe.target, directory=request.probe.directory, verb="prescribe")
+        asked = request.probe
+        reference = parse_reference(asked.target, directory=asked.directory, verb="prescribe", options=asked.options)
     if request.write is not None and reference is not None and not has_patch(reference):
         message, _, way = why_no_patch(reference).partition("; ")
         raise UsageError(message, hint=way or "leave `--write` out; the code of what is prescribed is printed")

@@ -137,7 +137,7 @@ class Reference:
         return f"{self.location}({keywords})" if self.hub else f"{self.location}:build_model({keywords})"
 
 
-def parse_reference(text: str, *, directory: Path, verb: str = "probe") -> Reference:
+def parse_reference(text: str, *, directory: Path, verb: str = "probe", options: str = "") -> Reference:
     """Read a target's name: `path.py`, `package.module` or a shipped example, each with an optional `:name(literals)`.
 
     Or a shorthand such as `timm:resnet50`, with optional keywords.
@@ -146,6 +146,7 @@ def parse_reference(text: str, *, directory: Path, verb: str = "probe") -> Refer
         text: What was typed.
         directory: Where relative paths and modules start.
         verb: The command of oomdoctor that reads it, for the hint at a script's own command.
+        options: Options that were given to it, as they are typed, each with a space after it.
 
     Raises:
         TargetError: The form is wrong, nothing of that name exists, an argument is not a literal, or the file is a
@@ -153,7 +154,7 @@ def parse_reference(text: str, *, directory: Path, verb: str = "probe") -> Refer
     """
     text, directory = text.strip(), Path(directory).absolute()
     if text.endswith(".py") and _kind(directory / text) == "file":
-        refuse_script(directory / text, text, "build_model", verb)
+        refuse_script(directory / text, text, "build_model", verb, options)
         return Reference(text, str(directory), text, path=_absolute(directory / text))
     if (shorthand := read_shorthand(text)) is not None:
         return _of_shorthand(text, shorthand, directory)
@@ -164,7 +165,7 @@ def parse_reference(text: str, *, directory: Path, verb: str = "probe") -> Refer
     _check_literals(attribute, arguments)
     path, module = _locate(text, location, directory)
     if path is not None:
-        refuse_script(Path(path), location, (attribute or "build_model").partition(".")[0], verb)
+        refuse_script(Path(path), location, (attribute or "build_model").partition(".")[0], verb, options)
     return Reference(text, str(directory), location, path, module, attribute, arguments)
 
 

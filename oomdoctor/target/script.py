@@ -33,7 +33,7 @@ _DO: Final = {"probe": "probe it as", "prescribe": "ask about", "verify": "verif
 _OPTIONS: Final = frozenset({"add_argument", "option", "Option"})
 
 
-def refuse_script(path: Path, location: str, builder: str, verb: str = "probe") -> None:
+def refuse_script(path: Path, location: str, builder: str, verb: str = "probe", options: str = "") -> None:
     """See that a file may be a target before it is imported; one that cannot be read is left to the import.
 
     Args:
@@ -41,6 +41,7 @@ def refuse_script(path: Path, location: str, builder: str, verb: str = "probe") 
         location: How it was named.
         builder: Name of what builds the model.
         verb: The command of oomdoctor that was to read it, for the hint.
+        options: Options that were given to it, as they are typed, each with a space after it.
 
     Raises:
         TargetError: It trains, and binds neither the builder nor `make_batch`.
@@ -58,11 +59,11 @@ def refuse_script(path: Path, location: str, builder: str, verb: str = "probe") 
     if not bound & {builder, "make_batch", "*", "__getattr__"} and names & _TRAINS and not names & _DYNAMIC:
         raise TargetError(
             f"`{location}` is a script that trains: it has neither `{builder}` nor `make_batch`, and was not run",
-            hint=command_hint(path, location, tree, verb),
+            hint=command_hint(path, location, tree, verb, options),
         )
 
 
-def command_hint(path: Path, location: str, tree: ast.Module, verb: str = "probe") -> str:
+def command_hint(path: Path, location: str, tree: ast.Module, verb: str = "probe", options: str = "") -> str:
     """Return how to probe a script as a command, or to prescribe for it or verify it.
 
     Args:
@@ -70,10 +71,11 @@ def command_hint(path: Path, location: str, tree: ast.Module, verb: str = "probe
         location: How it was named.
         tree: It, parsed.
         verb: `probe`, `prescribe` or `verify`.
+        options: Options to repeat, as they are typed, each with a space after it.
     """
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     literals = [] if verb == "verify" else batch_size_literals(path)  # which has no `--set`
-    return _hint(verb, location, [*_options(calls)], literals, batch_size_variables(path))
+    return _hint(f"{verb} {options}", location, [*_options(calls)], literals, batch_size_variables(path))
 
 
 def _bound(statements: list[ast.stmt]) -> Iterator[str]:
@@ -109,8 +111,9 @@ def _options(calls: list[ast.Call]) -> Iterator[str]:
             yield from (word for word in words if isinstance(word, str) and word.startswith("--"))
 
 
-def _hint(verb: str, location: str, options: list[str], literals: list[LiteralPlace], variables: list[str]) -> str:
+def _hint(asked: str, location: str, options: list[str], literals: list[LiteralPlace], variables: list[str]) -> str:
     """Return the command to type, with the script's own options for its sizes, else its variable or its literal."""
+    verb = asked.partition(" ")[0]
     sizes = [
         option for option in options if "batch" in option and not any(word in option for word in ("accum", "eval"))
     ]
@@ -122,7 +125,7 @@ def _hint(verb: str, location: str, options: list[str], literals: list[LiteralPl
     words += [] if chosen or words[0] == "env" else [sizes[0] if sizes else "--batch-size", "{micro_batch}"]
     needs_steps = steps is None and verb == "verify"
     words += [steps or "--grad-accum", "{accumulation_steps}"] if steps is not None or needs_steps else []
-    line = f"oomdoctor {verb} {chosen}-- {' '.join(words)}"
+    line = f"oomdoctor {asked}{chosen}-- {' '.join(words)}"
     missing = "\n\nand have it read its accumulation steps from such an option" if needs_steps else ""
     return f"{_DO[verb]} the command that it is:\n\n    {line}{_note(sizes or variables, literals)}{missing}"
 

@@ -282,7 +282,7 @@ def _running(
     """Check the question before anything is started, start a worker, and end it with all that it started."""
     is_for_file_to_say = request.target_batch is None and request.world_size > 1  # which may have ranks
     per_device = None if is_for_file_to_say else share_of_command(request)
-    reference = parse_reference(request.target, directory=request.directory)
+    reference = parse_reference(request.target, directory=request.directory, options=request.options)
     engine = engine or engine_for(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with (

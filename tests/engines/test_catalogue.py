@@ -145,7 +145,13 @@ def test_an_ambiguous_name_is_refused_with_all_it_may_mean(name: str, keys: list
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("rtx 4095", "`rtx-4090`"), ("h300", "`h200`"), ("t5", "`t4`"), ("gtx 1080 it", "`gtx-1080-ti`")],
+    [
+        ("rtx 4095", "`rtx-4090`"),
+        ("h300", "`h200`"),
+        ("t5", "`t4`"),
+        ("gtx 1080 it", "`gtx-1080-ti`"),
+        ("rtx4090ti", "mean `rtx-4090`"),
+    ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     """A slip of the finger is put right by the hint."""
