@@ -175,7 +175,7 @@ class TomlDecoder(Decoder):
         """Return the nearest known key, or the table in which this one is known, or all keys of the table."""
         if elsewhere := list(_headers(self.schema, key, dotted(self.top))):
             return f"`{key}` belongs in `{elsewhere[0]}`"
-        if near := difflib.get_close_matches(key, known, 1):
+        if near := difflib.get_close_matches(key, known, 1, cutoff=0.7):
             return f"did you mean `{near[0]}`?"
         if key == "tool" and not path:
             return "tables stand at the top level of this file: `[lint]`, not `[tool.oomdoctor.lint]`"

@@ -126,6 +126,14 @@ def test_the_hint_says_what_to_write(text: str, hint: str) -> None:
     assert caught.value.hint == hint
 
 
+def test_a_key_that_is_like_none_is_answered_with_all() -> None:
+    """`models` is not taken for `mesh`: whoever guessed a table's name sees `check` among those that there are."""
+    with pytest.raises(UsageError, match="unknown key `models`") as caught:
+        read("[[models]]\nname = 'x'")
+    assert str(caught.value.hint).startswith("known are ")
+    assert "`check`" in str(caught.value.hint)
+
+
 def test_a_key_in_the_wrong_table_of_pyproject_is_sent_to_its_own() -> None:
     """The table is named as `pyproject.toml` has it."""
     top = ("tool", "oomdoctor")
