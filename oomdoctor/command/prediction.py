@@ -80,11 +80,11 @@ def largest_simulated(placement: TrialPlacement, low: int, high: int, card: Simu
         high: A size that does not fit, or one above the largest in question.
         card: The card.
     """
-    return placement.largest(low, high, card.allowed_bytes, lambda: _SimulatedBlocks(card.allocator()))
+    return placement.largest(low, high, card.allowed_bytes, lambda: _SimulatedAllocator(card.allocator()))
 
 
 @dataclass(slots=True)
-class _SimulatedBlocks:
+class _SimulatedAllocator:
     """Allocates and frees on a simulated allocator."""
 
     allocator: CachingAllocator

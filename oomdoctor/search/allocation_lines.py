@@ -269,8 +269,8 @@ def live_peak(steps: Sequence[AllocationLine], micro_batch: int, optional: Colle
     return peak
 
 
-class Blocks(Protocol):
-    """What a trial's allocations are placed with: PyTorch's own allocator, or a simulated one."""
+class TrialAllocator(Protocol):
+    """An allocator that places the allocations of a trial: PyTorch's own, or a simulated one."""
 
     def allocate(self, size_bytes: int) -> int | None:
         """Return the address of a new block; None where there is no room."""
@@ -282,7 +282,7 @@ class Blocks(Protocol):
         """Return how often the allocator had to give back its cache."""
 
     def close(self) -> None:
-        """Leave the allocator as it was; every block has been given back."""
+        """Leave the allocator as it was; everything has been given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,37 +322,37 @@ class TrialPlacement:
         optional = passing_allocations(lines) if has_workspaces else frozenset[int]()
         return cls(found.lines, lines[len(found.lines) :], optional, retries)
 
-    def largest(self, low: int, high: int, free_bytes: int, blocks: Callable[[], Blocks]) -> int:
+    def largest(self, low: int, high: int, free_bytes: int, allocator: Callable[[], TrialAllocator]) -> int:
         """Return the largest size between `low` and `high` that can be placed in `free_bytes`."""
         return largest_placeable(
             low,
             high,
             is_live_within=lambda size: live_peak(self.plain, size, self.optional) <= free_bytes,
-            can_place=lambda size: self.can_place(size, blocks()),
+            can_place=lambda size: self.can_place(size, allocator()),
         )
 
-    def can_place(self, micro_batch: int, blocks: Blocks) -> bool:
+    def can_place(self, micro_batch: int, allocator: TrialAllocator) -> bool:
         """Allocate and free as a trial at `micro_batch` would."""
-        held = _Held(blocks, self.optional)
+        live = _LiveAllocations(allocator, self.optional)
         try:
-            before = blocks.retries()
-            is_placed = held.take(self.plain, micro_batch)
-            if is_placed and blocks.retries() > before:
-                is_placed = held.take(self.further, micro_batch)
-            return is_placed and (self.retries or blocks.retries() - before == held.excused)
+            before = allocator.retries()
+            is_placed = live.take(self.plain, micro_batch)
+            if is_placed and allocator.retries() > before:
+                is_placed = live.take(self.further, micro_batch)
+            return is_placed and (self.retries or allocator.retries() - before == live.excused)
         finally:
-            held.close()
+            live.close()
 
 
-class _Held:
-    """The blocks of a trial that are alive.
+class _LiveAllocations:
+    """Allocations of a trial that are alive.
 
     Attributes:
         excused: Times that the allocator gave back its cache for what a step can do without.
     """
 
-    def __init__(self, blocks: Blocks, optional: Collection[int]) -> None:
-        self._blocks = blocks
+    def __init__(self, allocator: TrialAllocator, optional: Collection[int]) -> None:
+        self._allocator = allocator
         self._optional = optional
         self._addresses: dict[int, int | None] = {}
         self._allocations = 0
@@ -365,10 +365,10 @@ class _Held:
                 self._free(line.freed)
                 continue
             is_optional = self._allocations in self._optional
-            before = self._blocks.retries() if is_optional else 0
-            address = self._blocks.allocate(line.size_at(micro_batch))
+            before = self._allocator.retries() if is_optional else 0
+            address = self._allocator.allocate(line.size_at(micro_batch))
             if is_optional:
-                self.excused += self._blocks.retries() - before
+                self.excused += self._allocator.retries() - before
             elif address is None:
                 return False
             self._addresses[self._allocations] = address
@@ -378,10 +378,10 @@ class _Held:
     def _free(self, position: int) -> None:
         address = self._addresses.pop(position)
         if address is not None:
-            self._blocks.free(address)
+            self._allocator.free(address)
 
     def close(self) -> None:
         """Give back what is left."""
         for position in [*self._addresses]:
             self._free(position)
-        self._blocks.close()
+        self._allocator.close()

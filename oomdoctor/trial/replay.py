@@ -64,7 +64,7 @@ def largest_replayable(question: ReplayTrials, model: torch.nn.Module) -> int | 
     if placement is None:
         return None
     free_bytes = question.allowed_bytes - torch.cuda.memory_allocated()
-    return placement.largest(question.low, question.high, free_bytes, _TorchBlocks)
+    return placement.largest(question.low, question.high, free_bytes, _TorchAllocator)
 
 
 def _record(enabled: Literal["all"] | None) -> None:
@@ -79,7 +79,7 @@ def event_count() -> int:
     return sum(int(statistics.get(f"allocation.all.{what}", 0)) for what in ("allocated", "freed"))
 
 
-class _TorchBlocks:
+class _TorchAllocator:
     """Allocates and frees on PyTorch's own allocator."""
 
     def __init__(self) -> None:
