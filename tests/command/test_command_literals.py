@@ -124,7 +124,7 @@ def test_a_script_is_answered_with_its_literal(directory: Path, oomdoctor_here: 
     path.write_text("import torch\nbatch_size = 4\ntorch.nn.Linear(1, 1)(torch.zeros(1, 1)).sum().backward()\n")
     ended = oomdoctor_here("probe", str(path), "--gpu", "t4")
 
-    line = f"oomdoctor probe --set '{path}:batch_size={{micro_batch}}' -- python {path}\n"
+    line = f"oomdoctor probe --gpu t4 --set '{path}:batch_size={{micro_batch}}' -- python {path}\n"
     assert ended.returncode == 2
     assert ended.stderr.endswith(line)
     one_word = oomdoctor_here("probe", "--set", f"{path}:batch_size={{micro_batch}}", str(path))
