@@ -137,14 +137,16 @@ class ProbeRequest:
 
     @property
     def options(self) -> str:
-        """Target batch and card as options are typed, each with a space after it; empty where none was given."""
+        """Target batch and card as they are typed, such as `--target-batch 256 --gpu t4`; empty without either."""
         options = {
             "--target-batch": self.target_batch and str(self.target_batch),
             "--gpu": self.gpu,
+            "--device": self.device,
             "--memory": self.card_bytes and exact_size(self.card_bytes),
             "--capacity": self.memory_bytes and exact_size(self.memory_bytes),
+            "--reserve": self.reserve_bytes and exact_size(self.reserve_bytes),
         }
-        return "".join(f"{name} {shlex.quote(value)} " for name, value in options.items() if value)
+        return command_line([word for name, value in options.items() if value for word in (name, value)])
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that the trials start from: `base` with the variant's variables."""

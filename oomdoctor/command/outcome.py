@@ -173,6 +173,11 @@ def _no_step(ended: EndedTrial) -> OomdoctorError:
             hint="`--count-steps backward` counts each backward pass as a step",
             details=ended.tail,
         )
+    return never_stepped(ended)
+
+
+def never_stepped(ended: EndedTrial) -> TargetError:
+    """Return the error of a command that ended well without an optimizer step."""
     return TargetError(
         "the command ended well and never took an optimizer step of `torch.optim`",
         hint="a batch may be larger than its data, or a setting may keep it from training",

@@ -336,10 +336,9 @@ class CommandSupervisor(TrialSource):
     def _keep_allocations(self, ended: EndedTrial, micro_batch: int) -> None:
         """Keep what the process that needed most allocated."""
         most = _most_needy(ended)
-        trace = None if most is None else read_allocations(most.allocations)
-        if trace is not None:
+        if most is not None and (trace := read_allocations(most.allocations)) is not None:
             self._allocations[micro_batch] = trace
-            self._has_workspaces |= most is not None and most.workspace_bytes > 0
+            self._has_workspaces |= most.workspace_bytes > 0
 
     def _begin_speculative(self, below: int, steps: int, allowed_bytes: int) -> None:
         """Run the size above the one that was asked for beside it: it is what proves a maximum.

@@ -146,7 +146,7 @@ def parse_reference(text: str, *, directory: Path, verb: str = "probe", options:
         text: What was typed.
         directory: Where relative paths and modules start.
         verb: The command of oomdoctor that reads it, for the hint at a script's own command.
-        options: Options that were given to it, as they are typed, each with a space after it.
+        options: Options that were given to it, as they are typed.
 
     Raises:
         TargetError: The form is wrong, nothing of that name exists, an argument is not a literal, or the file is a

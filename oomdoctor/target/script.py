@@ -41,7 +41,7 @@ def refuse_script(path: Path, location: str, builder: str, verb: str = "probe", 
         location: How it was named.
         builder: Name of what builds the model.
         verb: The command of oomdoctor that was to read it, for the hint.
-        options: Options that were given to it, as they are typed, each with a space after it.
+        options: Options that were given to it, as they are typed.
 
     Raises:
         TargetError: It trains, and binds neither the builder nor `make_batch`.
@@ -71,11 +71,17 @@ def command_hint(path: Path, location: str, tree: ast.Module, verb: str = "probe
         location: How it was named.
         tree: It, parsed.
         verb: `probe`, `prescribe` or `verify`.
-        options: Options to repeat, as they are typed, each with a space after it.
+        options: Options to repeat, as they are typed.
     """
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     literals = [] if verb == "verify" else batch_size_literals(path)  # which has no `--set`
-    return _hint(f"{verb} {options}", location, [*_options(calls)], literals, batch_size_variables(path))
+    own, missing = [*_options(calls)], ""
+    if verb == "verify" and not any("accum" in option for option in own):
+        own.append("--grad-accum")
+        missing = "\n\nand have it read its accumulation steps from such an option"
+    asked = f"oomdoctor {verb} {options}".rstrip()
+    command = _command(asked, location, own, literals, batch_size_variables(path))
+    return f"{_DO[verb]} the command that it is:\n\n    {command}{missing}"
 
 
 def _bound(statements: list[ast.stmt]) -> Iterator[str]:
@@ -111,9 +117,8 @@ def _options(calls: list[ast.Call]) -> Iterator[str]:
             yield from (word for word in words if isinstance(word, str) and word.startswith("--"))
 
 
-def _hint(asked: str, location: str, options: list[str], literals: list[LiteralPlace], variables: list[str]) -> str:
-    """Return the command to type, with the script's own options for its sizes, else its variable or its literal."""
-    verb = asked.partition(" ")[0]
+def _command(asked: str, location: str, options: list[str], literals: list[LiteralPlace], variables: list[str]) -> str:
+    """Return the command to type, with the script's options for its sizes, else its variable or literal; and a note."""
     sizes = [
         option for option in options if "batch" in option and not any(word in option for word in ("accum", "eval"))
     ]
@@ -121,13 +126,10 @@ def _hint(asked: str, location: str, options: list[str], literals: list[LiteralP
     words = ["python", shlex.quote(location)]
     if variables and not sizes:
         words, literals = ["env", f"{variables[0]}={{micro_batch}}", *words], []
-    chosen = "" if sizes or not literals else f"{set_options(location, literals)[0]} "
+    chosen = "" if sizes or not literals else f" {set_options(location, literals)[0]}"
     words += [] if chosen or words[0] == "env" else [sizes[0] if sizes else "--batch-size", "{micro_batch}"]
-    needs_steps = steps is None and verb == "verify"
-    words += [steps or "--grad-accum", "{accumulation_steps}"] if steps is not None or needs_steps else []
-    line = f"oomdoctor {asked}{chosen}-- {' '.join(words)}"
-    missing = "\n\nand have it read its accumulation steps from such an option" if needs_steps else ""
-    return f"{_DO[verb]} the command that it is:\n\n    {line}{_note(sizes or variables, literals)}{missing}"
+    words += [] if steps is None else [steps, "{accumulation_steps}"]
+    return f"{asked}{chosen} -- {' '.join(words)}{_note(sizes or variables, literals)}"
 
 
 def _note(sizes: list[str], literals: list[LiteralPlace]) -> str:

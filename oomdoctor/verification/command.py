@@ -7,6 +7,7 @@ import re
 import signal
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.command.outcome import never_stepped
 from oomdoctor.command.template import Sizes, accumulates, check_command, fill_command
 from oomdoctor.command.trial import SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
@@ -181,11 +182,7 @@ def _raise_problem(ended: EndedTrial, micro_batch: int, *, has_steps: bool) -> N
             raise _needs_gpu(ended.tail)
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise TargetError(f"the command {how}", details=ended.tail)
-    raise TargetError(
-        "the command ended well and never took an optimizer step of `torch.optim`",
-        hint="a batch may be larger than its data, or a setting may keep it from training",
-        details=ended.tail,
-    )
+    raise never_stepped(ended)
 
 
 def _needs_gpu(details: str | None) -> NoAnswerError:

@@ -31,12 +31,12 @@ def test_a_script_is_answered_before_it_runs(tmp_path: Path, oomdoctor_here: Run
     """The command form has the script's own options, and nothing of the script has run."""
     (tmp_path / "loop.py").write_text(LOOP)
 
-    ended = oomdoctor_here("probe", "loop.py", "--gpu", "t4", "--target-batch", "64")
+    ended = oomdoctor_here("probe", "loop.py", "--gpu", "t4", "--reserve", "1GiB", "--target-batch", "64")
 
     assert ended.returncode == 2
     assert "`loop.py` is a script that trains" in ended.stderr
     line = (
-        "oomdoctor probe --target-batch 64 --gpu t4 -- python loop.py --train-batch-size {micro_batch} "
+        "oomdoctor probe --target-batch 64 --gpu t4 --reserve 1GiB -- python loop.py --train-batch-size {micro_batch} "
         "--grad-accum {accumulation_steps}"
     )
     assert line in ended.stderr
