@@ -38,9 +38,12 @@ _FIRST_VERSION: Final = (9, 8, 0)
 """First cuDNN that answers for a device that is described."""
 _PROGRAM: Final = Path(__file__).with_name("cudnn_answers.py")
 _DRIVER: Final = Path(__file__).with_name("cudnn_driver.c")
+_CUBLASLT: Final = Path(__file__).with_name("cudnn_cublaslt.c")
 _LIBRARY: Final = "nvidia/cudnn/lib/libcudnn.so.9"
 # cuDNN 9.10 ends the process where it does not find these by name.
-_LOADED_BEFORE: Final = ("libcublasLt.so.*", "libnvrtc.so.*")
+_LOADED_BEFORE: Final = ("libnvrtc.so.*",)
+_REPLACED: Final = "*/lib/libcublasLt.so.*"
+"""Found by name as well, but makes no handle without a device; `cudnn_cublaslt.c` takes its place."""
 _DRIVER_FUNCTION: Final = re.compile("cu[A-Z]")
 # What `cudnn_driver.c` defines itself is stronger.
 _HAS_NO_DEVICE: Final = """\
@@ -180,7 +183,8 @@ class _Installed:
         return _variables(settings)
 
     def _key(self) -> str:
-        parts = (str(self.library), str(self.library.stat().st_mtime_ns), self.version, _DRIVER.read_text("utf-8"))
+        sources = _DRIVER.read_text("utf-8"), _CUBLASLT.read_text("utf-8")
+        parts = (str(self.library), str(self.library.stat().st_mtime_ns), self.version, *sources)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def _checked(self, directory: Path, base: Mapping[str, str]) -> dict[str, Any]:
@@ -188,8 +192,9 @@ class _Installed:
         driver = self._driver(directory, base)
         wheels = self.library.parents[2]
         before = [str(path) for pattern in _LOADED_BEFORE for path in sorted(wheels.glob(f"*/lib/{pattern}"))]
+        products = [str(self._products(driver.parent, path, base)) for path in sorted(wheels.glob(_REPLACED))]
         # What it answers is kept beside the driver, since it goes by the driver too.
-        settings = {"library": str(self.library), "before": [str(driver), *before]}
+        settings = {"library": str(self.library), "before": [str(driver), *products, *before]}
         settings["answers"] = str(driver.parent / self.version)
         _check_answers(_variables(settings)[COMMAND].split("\n"))
         return settings
@@ -197,10 +202,26 @@ class _Installed:
     def _driver(self, directory: Path, base: Mapping[str, str]) -> Path:
         """Return the compiled driver without a device; cuDNN finds it by its name as soon as it is loaded."""
         linked = "\n".join([_HAS_NO_DEVICE, *(f"HAS_NO_DEVICE({name})" for name in self._driver_functions()), ""])
-        key = hashlib.sha256((_DRIVER.read_text("utf-8") + linked).encode()).hexdigest()[:12]
-        path = directory / key / "driver.so"
+        written = _DRIVER.read_text("utf-8") + _CUBLASLT.read_text("utf-8") + linked
+        path = directory / hashlib.sha256(written.encode()).hexdigest()[:12] / "driver.so"
         if not path.is_file():
-            _compile(linked, path, base)
+            _compile(_DRIVER, linked, path, "libcuda.so.1", base)
+        return path
+
+    @staticmethod
+    def _products(directory: Path, replaced: Path, base: Mapping[str, str]) -> Path:
+        """Return the compiled cuBLASLt that stands for an installed one."""
+        major = replaced.name.rpartition(".")[2]
+        wheels = replaced.parents[3].glob(f"nvidia_cublas*-{major}.*.dist-info")
+        parts = [int(part) for wheel in wheels for part in wheel.stem.rpartition("-")[2].split(".")[:3]] or [
+            int(major),
+            0,
+            0,
+        ]
+        version = 10000 * parts[0] + 100 * parts[1] + parts[2]
+        path = directory / f"cublaslt-{version}.so"
+        if not path.is_file():
+            _compile(_CUBLASLT, f"const int cublas_version = {version};\n", path, replaced.name, base)
         return path
 
     def _driver_functions(self) -> list[str]:
@@ -215,13 +236,14 @@ def _variables(settings: dict[str, Any]) -> dict[str, str]:
     return {COMMAND: "\n".join(command), ANSWERS: settings["answers"]}
 
 
-def _compile(linked: str, path: Path, base: Mapping[str, str]) -> None:
+def _compile(source: Path, more: str, path: Path, soname: str, base: Mapping[str, str]) -> None:
+    """Compile a source, after which more is written, into a library of a name."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written, part = (path.with_suffix(f".{os.getpid()}{suffix}") for suffix in (".c", ".so"))
-    written.write_text(linked, encoding="utf-8")
-    flags = ["-std=gnu11", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-soname,libcuda.so.1"]
+    written.write_text(more, encoding="utf-8")
+    flags = ["-std=gnu11", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-shared", f"-Wl,-soname,{soname}"]
     try:
-        compile_all([[*find_compiler(base), *flags, str(_DRIVER), str(written), "-o", str(part)]])
+        compile_all([[*find_compiler(base), *flags, str(source), str(written), "-o", str(part)]])
     finally:
         written.unlink()
     part.rename(path)

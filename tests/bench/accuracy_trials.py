@@ -86,7 +86,7 @@ def _ask(case: Case, supervisor: WorkerTrialSource, row: Row) -> None:
     trials: list[Trial] = []
     for size in case.sizes:
         trials.append(supervisor.run(size, micro_steps=2, allowed_bytes=supervisor.capacity_bytes))
-        row["peaks"][str(size)] = _peaks(trials[-1])
+        row["peaks"][str(size)] = peaks_of(trials[-1])
     for capacity in CAPACITIES_GIB:
         row["maxima"][str(capacity)] = _maximum(supervisor, loaded, gibibytes(capacity), trials)
     row |= {
@@ -98,7 +98,12 @@ def _ask(case: Case, supervisor: WorkerTrialSource, row: Row) -> None:
     }
 
 
-def _peaks(trial: Trial) -> Row:
+def peaks_of(trial: Trial) -> Row:
+    """Return the peaks of a trial.
+
+    Raises:
+        RuntimeError: It did not fit.
+    """
     if trial.outcome is not Outcome.FITS:
         raise RuntimeError(f"micro-batch {trial.micro_batch} ends as `{trial.outcome.value}`: {trial.error}")
     return {"allocated_bytes": trial.peak_allocated_bytes, "reserved_bytes": trial.peak_reserved_bytes}

@@ -1,12 +1,13 @@
 """The null GPU against the GPU of this machine: every example, both precisions, under memory caps and uncapped.
 
-Needs a CUDA GPU and an installed torch, no network. Each question goes to the real card first and then to a null GPU
-that has that card's properties; both answers, their peaks, phases and trials go to one JSON file. It is written after
-every case, so that a run that is cut short keeps what it has and `--resume` goes on from there. First come the
-libraries' workspaces, the context and published runs (`gpu_rows.py`), which take a few minutes.
+Needs a CUDA GPU and an installed torch, no network. Each question goes to the real card and, at the same time,
+to a null GPU that has that card's properties; both answers, their peaks, phases and trials go to one JSON file. It is
+written after every answer, so that a run that is cut short keeps what it has and `--resume` goes on from there. First
+come operators, libraries and the context (`gpu_measure.py`) and published runs (`gpu_rows.py`), then the examples, and
+last the zoo (`gpu_zoo.py`).
 
 Usage: python tests/bench/gpu_check.py [--examples NAME...] [--caps GIB...] [--resume] [--minutes N]
-                                       [--convolutions N] [--published N]
+                                       [--convolutions N] [--published N] [--models N]
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Semaphore
 from typing import TYPE_CHECKING, Any, get_args
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run from a checkout, without an installation
+ROOT = str(Path(__file__).parents[2])
+sys.path.insert(0, ROOT)  # run from a checkout, without an installation; so do the processes that it starts
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 
 import gpu_rows
+import gpu_zoo
 from measuring import EXAMPLES, RESULTS, gibibytes, machine, save
 
 from oomdoctor.codec import encode
@@ -202,6 +208,81 @@ def _shown(found: dict[str, Any]) -> str:
     return str(found.get("maximum", found.get("error")))
 
 
+class Results:
+    """The results file, written after every row.
+
+    Args:
+        path: Where it lies.
+        card: The GPU.
+        saved: What an earlier run wrote.
+    """
+
+    def __init__(self, path: Path, card: Card, saved: dict[str, Any]) -> None:
+        self._path = path
+        self._card = card
+        self.cases: dict[str, Any] = saved.get("cases", {})
+        self.libraries: dict[str, Any] = saved.get("libraries", {})
+        self.throughput: dict[str, Any] = saved.get("throughput", {})
+        self.models: dict[str, Any] = saved.get("models", {})
+
+    def keep(self, rows: dict[str, Any], name: str, row: dict[str, Any], said: str) -> None:
+        """Add a row to one of the kinds of rows, and say so."""
+        rows[name] = row
+        print(said, flush=True)
+        build = find_torch()
+        versions = {"torch": build.version if build else None, "cuda": build.cuda if build else None}
+        found = {"machine": machine() | versions, "card": asdict(self._card)}
+        found |= {"table": table(self.cases).splitlines(), "cases": self.cases}
+        found |= {"libraries_table": gpu_rows.lines(self.libraries), "libraries": self.libraries}
+        found |= {"models_table": gpu_zoo.lines(self.models), "models": self.models, "throughput": self.throughput}
+        save(self._path, found)
+
+    @property
+    def text(self) -> str:
+        """Its tables."""
+        tables = gpu_rows.lines(self.libraries), table(self.cases).splitlines(), gpu_zoo.lines(self.models)
+        return "\n\n".join("\n".join(lines) for lines in tables)
+
+    @property
+    def is_whole(self) -> bool:
+        """True where there are cases, and both devices answered all that is there."""
+        rows = (*self.cases.values(), *self.libraries.values(), *self.models.values())
+        return bool(self.cases) and all(entry["comparison"] is not None for entry in rows)
+
+
+def ask_both(case: Case, card: Card, engine: Engine, start: WorkerStarter, room: Semaphore) -> dict[str, Any]:
+    """Put a question to both devices: at the same time, unless the null GPU has to be told what the other had free."""
+    cap = gibibytes(case.cap_gib) if case.cap_gib else None
+
+    def ask_real() -> dict[str, Any]:
+        with room:
+            return ask(case, cap, None, start)
+
+    if cap is None:
+        real = ask_real()
+        null = ask(case, real.get("capacity_bytes") or card.capacity_bytes, engine, start)
+    else:
+        with ThreadPoolExecutor() as devices:
+            asked = devices.submit(ask_real)
+            null = ask(case, cap, engine, start)
+            real = asked.result()
+    return {"real": real, "null": null, "comparison": compare(real, null)}
+
+
+def ask_all(missing: list[Case], card: Card, engine: Engine, start: WorkerStarter, deadline: float) -> Iterator[Any]:
+    """Put the questions of one capacity to both devices, several at once, and to the card as many as it has room for."""
+    cap_gib = missing[0].cap_gib if missing else 0
+    room = Semaphore(max(1, card.capacity_bytes // gibibytes(cap_gib + 2)) if cap_gib else 1)
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as together:
+
+        def answer_in_time(case: Case) -> dict[str, Any] | None:
+            return ask_both(case, card, engine, start, room) if time.monotonic() < deadline else None
+
+        for case, row in zip(missing, together.map(answer_in_time, missing), strict=True):
+            if row is not None:
+                yield case, row
+
+
 def main() -> int:
     """Run the check; 0 when every case was answered by both devices."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -215,50 +296,42 @@ def main() -> int:
     parser.add_argument("--convolutions", type=int, default=gpu_rows.CONVOLUTIONS, metavar="N")
     parser.add_argument("--timed", nargs="*", default=["resnet50", "gpt2"], metavar="NAME", help="examples to time")
     parser.add_argument("--published", type=int, default=12, metavar="N", help="published runs; 0 for none")
+    parser.add_argument("--models", type=int, default=1000, metavar="N", help="models of the zoo; 0 for none")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.minutes * 60
     card = local_card()
     engine = null_engine(card)
     path = arguments.results / f"gpu_check-{card.key}.json"
-    rows, libraries, throughput = _saved(path) if arguments.resume else ({}, {}, {})
+    results = Results(path, card, _saved(path) if arguments.resume else {})
 
-    def keep(name: str, row: dict[str, Any]) -> None:
-        libraries[name] = row
-        print(gpu_rows.lines({name: row})[-1], flush=True)
-        _save(path, card, rows, libraries, throughput)
+    def keep_library(name: str, row: dict[str, Any]) -> None:
+        results.keep(results.libraries, name, row, gpu_rows.lines({name: row})[-1])
 
-    if not libraries:
-        gpu_rows.libraries(card, engine, arguments.convolutions, keep)
-        gpu_rows.published(card, engine, arguments.published, keep)
+    def keep_model(name: str, row: dict[str, Any]) -> None:
+        results.keep(results.models, name, row, gpu_zoo.lines({name: row})[-1])
+
+    if not results.libraries:
+        gpu_rows.libraries(card, engine, arguments.convolutions, keep_library)
+        gpu_rows.published(card, engine, arguments.published, keep_library)
     with WorkerPool(CancelToken()) as workers:  # forks those of null GPUs; one of the real card is a fresh process
-        for case in cases(arguments.examples, arguments.caps):
-            if case.key in rows or time.monotonic() > deadline:
-                continue
-            cap = gibibytes(case.cap_gib) if case.cap_gib else None
-            real = ask(case, cap, None, workers.start)
-            null = ask(case, cap or real.get("capacity_bytes") or card.capacity_bytes, engine, workers.start)
-            rows[case.key] = {"real": real, "null": null, "comparison": compare(real, null)}
-            print(f"{case.key}: real {_shown(real)} in {real['seconds']} s, null GPU {_shown(null)}", flush=True)
-            _save(path, card, rows, libraries, throughput)
+        for cap in arguments.caps:
+            missing = [case for case in cases(arguments.examples, [cap]) if case.key not in results.cases]
+            for case, row in ask_all(missing, card, engine, workers.start, deadline):
+                real, null = row["real"], row["null"]
+                said = f"{case.key}: real {_shown(real)} in {real['seconds']} s, null GPU {_shown(null)}"
+                results.keep(results.cases, case.key, row, said)
         for name in arguments.timed:
-            if name not in throughput and time.monotonic() <= deadline:
-                throughput[name] = time_steps(name, workers.start)
-                _save(path, card, rows, libraries, throughput)
-    print("\n".join([*gpu_rows.lines(libraries), "", table(rows)]))
-    return int(not rows or any(entry["comparison"] is None for entry in (*rows.values(), *libraries.values())))
+            if name not in results.throughput and time.monotonic() <= deadline:
+                results.keep(results.throughput, name, time_steps(name, workers.start), f"timed {name}")
+    names = [name for name in gpu_zoo.names(arguments.models) if name not in results.models]
+    gpu_zoo.compare(names, card.capacity_bytes, engine, deadline, keep_model)
+    print(results.text)
+    return int(not results.is_whole)
 
 
-def _save(path: Path, card: Card, rows: dict[str, Any], libraries: dict[str, Any], throughput: dict[str, Any]) -> None:
-    build = find_torch()
-    versions = {"torch": build.version if build else None, "cuda": build.cuda if build else None}
-    found = {"machine": machine() | versions, "card": asdict(card), "table": table(rows).splitlines(), "cases": rows}
-    found |= {"libraries": libraries, "libraries_table": gpu_rows.lines(libraries), "throughput": throughput}
-    save(path, found)
-
-
-def _saved(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _saved(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found.get("cases", {}), found.get("libraries", {}), found.get("throughput", {})
+    return found
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,19 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 MEASURE = Path(__file__).with_name("gpu_measure.py")
 CONVOLUTIONS = 200
+CORES_OF_ONE = 5
+"""Processor cores for each question that is put to both devices at the same time as others."""
 LOADING, CONTEXT = "CUDA_MODULE_LOADING", "OOMDOCTOR_NULL_CONTEXT_BYTES"
 
 
 LAZILY = {
     "context": "context, loaded lazily",
+    "products": "matrix products",
+    "attention": "attention",
+    "normalizations": "normalizations",
+    "recurrent": "recurrent layers",
+    "compiled": "compiled steps",
+    "operators": "other operators",
     "convolutions": "workspaces of convolutions",
     "transforms": "work areas of Fourier transforms",
     "decompositions": "work areas of decompositions",
@@ -63,26 +72,44 @@ def measured(measures: Mapping[str, str], count: int, environment: Mapping[str, 
     return found
 
 
+def described(card: Card) -> Row:
+    """Compare what this GPU says of itself with the card of the catalogue that has its name."""
+    numbers = (
+        "total_bytes", "sm_count", "max_threads_per_sm", "shared_memory_per_block_bytes", "l2_bytes", "context_bytes",
+    )  # fmt: skip
+    real, ours = ({name: getattr(each, name) for name in numbers} for each in (card, known_card(card)))
+    return {"real": real, "null": ours, "comparison": compared(real, ours)}
+
+
 def libraries(card: Card, null: Engine, convolutions: int, done: Callable[[str, Row], None]) -> None:
-    """Take every measure on both devices, and hand over each row when it is there."""
+    """Take every measure on both devices at the same time, and hand over each row when it is there."""
+    done("the card in the catalogue", described(card))
     for mode, measures in (("LAZY", LAZILY), ("EAGER", EAGERLY)):
         loading = {LOADING: mode}
         context = {CONTEXT: str(known_card(card).with_loading(loading).context_bytes)}
-        real = measured(measures, convolutions, os.environ | loading)
-        ours = measured(measures, convolutions, null.environment | loading | context)
+        environments = (os.environ | loading, null.environment | loading | context)
+        with ThreadPoolExecutor() as both:
+            real, ours = both.map(lambda each: measured(measures, convolutions, each), environments)  # noqa: B023
         for name, title in measures.items():
             row = {"real": real[name], "null": ours[name], "comparison": compared(real[name], ours[name])}
             done(title, row)
 
 
 def compared(real: Row, ours: Row) -> Row | None:
-    """Return how many of the figures are equal, and the relative errors of those that are not 0 on the real card."""
+    """Return how many of the figures are equal, and the relative errors of those that are not 0 on the real card.
+
+    Returns:
+        Counts and relative errors; where a device refused some, their labels; None where one gave no figure at all.
+    """
     if "error" in real or "error" in ours:
         return None
-    errors = [(ours[label] - true) / true for label, true in real.items() if true]
+    refused = [label for label in real if isinstance(real[label], str) or isinstance(ours.get(label, ""), str)]
+    both = [(true, ours[label]) for label, true in real.items() if label not in refused]
+    errors = [(mine - true) / true for true, mine in both if true]
     return {
         "figures": len(real),
-        "equal": sum(ours[label] == true for label, true in real.items()),
+        "equal": sum(mine == true for true, mine in both),
+        "refused": refused,
         "median_relative_error": round(statistics.median(map(abs, errors)), 6) if errors else 0.0,
         "worst_relative_error": round(max(errors, key=abs), 6) if errors else 0.0,
     }
@@ -93,10 +120,18 @@ def published(card: Card, null: Engine, most: int, done: Callable[[str, Row], No
     rows = [row for row in fidelity.read_truth() if not row["real_oom"]]
     rows = [row for row in rows if row["measured_nvml_delta_bytes"] < card.capacity_bytes]
     rows.sort(key=lambda row: row["measured_nvml_delta_bytes"])
-    for row in rows[:: max(1, len(rows) // most)][:most] if most else []:
-        real, ours = (reserved(row, engine) for engine in (None, null))
-        done(f"published: {fidelity.key(row)}", {"real": real, "null": ours, "comparison": compared(real, ours),
-                                                 "published_bytes": row["measured_nvml_delta_bytes"]})  # fmt: skip
+    rows = rows[:: max(1, len(rows) // most)][:most] if most else []
+
+    def both(row: Row) -> tuple[Row, Row]:
+        with ThreadPoolExecutor() as devices:
+            real, ours = devices.map(lambda engine: reserved(row, engine), (None, null))
+        return real, ours
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // CORES_OF_ONE)) as together:
+        for row, (real, ours) in zip(rows, together.map(both, rows), strict=True):
+            published_bytes = row["measured_nvml_delta_bytes"]
+            done(f"published: {fidelity.key(row)}", {"real": real, "null": ours, "comparison": compared(real, ours),
+                                                     "published_bytes": published_bytes})  # fmt: skip
 
 
 def reserved(row: Row, engine: Engine | None) -> Row:
@@ -115,12 +150,12 @@ def reserved(row: Row, engine: Engine | None) -> Row:
 
 def lines(rows: Mapping[str, Row]) -> list[str]:
     """Return the comparisons as a table."""
-    found = ["| measurement | figures | equal | median error | worst error |", "|---|---|---|---|---|"]
+    found = ["| measurement | figures | equal | refused | median error | worst error |", "|---|---|---|---|---|---|"]
     for name, row in rows.items():
         said = row["comparison"]
         if said is None:
-            found.append(f"| {name} | | | | {row['real'].get('error') or row['null'].get('error')} |")
+            found.append(f"| {name} | | | | | {row['real'].get('error') or row['null'].get('error')} |")
             continue
         errors = f"{said['median_relative_error']:.2%} | {said['worst_relative_error']:+.2%}"
-        found.append(f"| {name} | {said['figures']} | {said['equal']} | {errors} |")
+        found.append(f"| {name} | {said['figures']} | {said['equal']} | {len(said['refused'])} | {errors} |")
     return found

@@ -174,16 +174,10 @@ def _link(compiler: list[str], library: Path, objects: list[Path], libraries: Cu
 
 # The dynamic linker splits LD_PRELOAD at these.
 _SEPARATORS = (" ", ":", "\t", "\n")
-_PYTORCH_CHOICES = {
-    # PyTorch 2.11 and later would take cuDNN's attention for half precision on compute capability 9 and 10. With this
-    # it takes flash attention. Both keep the output and one fp32 number a row. In backward, flash attention allocates
-    # an fp32 accumulator for the query's gradient, and cuDNN asks for a workspace whose size only it knows: flash
-    # attention is a closer stand-in than cuDNN with no workspace at all.
-    "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
-}
 # Where cuDNN cannot be asked, convolutions go through its older interface, in which the null GPU gives them no
-# workspace. The tensors that PyTorch makes are the same.
-_OLDER_CUDNN = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
+# workspace; the tensors that PyTorch makes are the same. And attention is flash attention, where PyTorch 2.11 and later
+# would take cuDNN's for half precision on compute capability 9 and 10: both keep the output and one fp32 number a row.
+_WITHOUT_CUDNN = {"TORCH_CUDNN_V8_API_DISABLED": "1", "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
 _TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
 # The number is raised when Inductor makes other code of the same graph, as when its constants got their true values.
 _COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor-2", "TRITON_CACHE_DIR": "triton"}
@@ -233,8 +227,8 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
         cudnn = cudnn_variables(build, base, card)
     except OSError as error:
         raise _unwritable(cache_directory(base), error) from error
-    older = {} if COMMAND in cudnn else _OLDER_CUDNN
-    return result | _PYTORCH_CHOICES | _card_variables(card) | cudnn | older | _compiler_caches(base)
+    choices = {} if COMMAND in cudnn else _WITHOUT_CUDNN
+    return result | choices | _card_variables(card) | cudnn | _compiler_caches(base)
 
 
 def _compiler_caches(base: Mapping[str, str]) -> dict[str, str]:

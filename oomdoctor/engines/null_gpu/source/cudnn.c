@@ -48,9 +48,6 @@ typedef enum {
     CONVOLUTION_FORWARD,
     CONVOLUTION_BACKWARD_DATA,
     CONVOLUTION_BACKWARD_FILTER,
-    BATCH_NORM_FORWARD,
-    BATCH_NORM_BACKWARD,
-    BATCH_NORM_RESERVE,  // kept from forward to backward
     CTC_LOSS,
     WORKSPACE_KINDS,
 } workspace_kind;
@@ -77,21 +74,37 @@ SERVED int cudnnGetConvolutionBackwardFilterWorkspaceSize(handle h, handle x, ha
     return answer_workspace(CONVOLUTION_BACKWARD_FILTER, bytes);
 }
 
-SERVED int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(handle h, int mode, int operations, handle x, handle z,
-                                                                    handle y, handle scale, handle activation,
-                                                                    size_t *bytes) {
-    return answer_workspace(BATCH_NORM_FORWARD, bytes);
+// A normalization of a batch with channels last sums up tiles of rows, 64 channels at a time. NVIDIA publishes no formula:
+// this is equal for all of 55 layers of 4 to 2048 channels on an H200, fp32 and fp16 (cuDNN 9.19). Three channels take less.
+enum { GROUP_CHANNELS = 64, BACKWARD_TILE_ROWS = 96, PERSISTENT = 2 };
+
+static int normalization_bytes(int mode, const tensor_descriptor *x, int tile_rows, int tile_bytes, int fixed_bytes,
+                               size_t *bytes) {
+    int64_t rows = 1;
+    for (int i = 0; i < x->count; i++)
+        rows *= i == 1 ? 1 : x->sizes[i];
+    int64_t groups = (x->sizes[1] + GROUP_CHANNELS - 1) / GROUP_CHANNELS, tiles = (rows + tile_rows - 1) / tile_rows;
+    bool last = mode == PERSISTENT && x->strides[1] == 1;
+    *bytes = last ? (size_t)(groups * (tiles * tile_bytes + 4) + fixed_bytes) : 0;
+    return 0;
 }
 
-SERVED int cudnnGetBatchNormalizationBackwardExWorkspaceSize(handle h, int mode, int operations, handle x, handle y,
-                                                             handle dy, handle dz, handle dx, handle scale,
+SERVED int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(handle h, int mode, int operations,
+                                                                    const tensor_descriptor *x, handle z, handle y,
+                                                                    handle scale, handle activation, size_t *bytes) {
+    return normalization_bytes(mode, x, null_element_bytes(x->data_type) == 2 ? 160 : 64, 516, 1072, bytes);
+}
+
+SERVED int cudnnGetBatchNormalizationBackwardExWorkspaceSize(handle h, int mode, int operations, const tensor_descriptor *x,
+                                                             handle y, handle dy, handle dz, handle dx, handle scale,
                                                              handle activation, size_t *bytes) {
-    return answer_workspace(BATCH_NORM_BACKWARD, bytes);
+    return normalization_bytes(mode, x, BACKWARD_TILE_ROWS, 512, 1056, bytes);
 }
 
 SERVED int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle h, int mode, int operations, handle activation,
                                                                 handle x, size_t *bytes) {
-    return answer_workspace(BATCH_NORM_RESERVE, bytes);
+    *bytes = 0;  // so it is on an H200, where no activation is fused
+    return 0;
 }
 
 SERVED int cudnnGetCTCLossWorkspaceSize(handle h, handle probabilities, handle gradients, const int *labels,
@@ -226,7 +239,6 @@ SERVED int cudnnGetFilterNdDescriptor(const tensor_descriptor *d, int requested,
 SERVED_DESCRIPTOR(Activation)
 SERVED_DESCRIPTOR(CTCLoss)
 SERVED_DESCRIPTOR(Convolution)
-SERVED_DESCRIPTOR(Dropout)
 SERVED_DESCRIPTOR(Pooling)
 SERVED_DESCRIPTOR(SpatialTransformer)
 
@@ -236,8 +248,6 @@ SERVED_NO_OP(cudnnSetCTCLossDescriptor_v9)
 SERVED_NO_OP(cudnnSetConvolutionGroupCount)
 SERVED_NO_OP(cudnnSetConvolutionMathType)
 SERVED_NO_OP(cudnnSetConvolutionNdDescriptor)
-SERVED_NO_OP(cudnnSetDropoutDescriptor)
-SERVED_NO_OP(cudnnRestoreDropoutDescriptor)
 SERVED_NO_OP(cudnnSetPooling2dDescriptor)
 SERVED_NO_OP(cudnnSetSpatialTransformerNdDescriptor)
 

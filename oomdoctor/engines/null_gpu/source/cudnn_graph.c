@@ -1,4 +1,5 @@
-// cuDNN's graph interface: PyTorch describes a convolution, asks for engines, and builds a plan of the first that will do.
+// cuDNN's graph interface: PyTorch describes a convolution or attention, asks for engines, and builds a plan of the first that
+// will do.
 //
 // Nothing is understood here. Descriptors are written down as text while they are made; when heuristics are finalized, the
 // text of the whole graph is the question that cudnn_answers.c has answered by the real library, or has kept the answer of.
@@ -24,7 +25,7 @@ enum {
 enum {  // cudnnBackendDescriptorType_t
     HEURISTICS = 4,
     EXECUTION_PLAN = 5,
-    VARIANT_PACK = 18,
+    VARIANT_PACK = 16,
 };
 
 enum {  // cudnnBackendAttributeName_t
@@ -32,8 +33,10 @@ enum {  // cudnnBackendAttributeName_t
     CONFIGURATION_ENGINE = 300,
     CONFIGURATION_KNOB_CHOICES = 302,
     CONFIGURATION_WORKSPACE_BYTES = 303,
+    CONFIGURATION_SHARED_MEMORY_BYTES = 304,
     PLAN_CONFIGURATION = 401,
     PLAN_WORKSPACE_BYTES = 402,
+    PLAN_JSON = 405,
     ENGINE_GLOBAL_INDEX = 1301,
     ENGINE_NUMERICAL_NOTE = 1303,
     ENGINE_BEHAVIOR_NOTE = 1305,
@@ -345,6 +348,15 @@ static int give_number(int64_t number, int64_t *count, int64_t *value) {
     return OK;
 }
 
+static int give_text(const char *text, int64_t room, int64_t *count, char *given) {
+    int64_t length = (int64_t)strlen(text) + 1;
+    if (given && room >= length)
+        memcpy(given, text, (size_t)length);
+    if (count)
+        *count = length;
+    return OK;
+}
+
 SERVED int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t room, int64_t *count, void *values) {
     const cudnn_configuration *configuration = &d->configuration;
     switch (name) {
@@ -355,6 +367,8 @@ SERVED int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int
         case CONFIGURATION_KNOB_CHOICES: return give_notes(0, room, count, NULL);
         case CONFIGURATION_WORKSPACE_BYTES: case PLAN_WORKSPACE_BYTES:
             return give_number(configuration->workspace_bytes, count, values);
+        case CONFIGURATION_SHARED_MEMORY_BYTES: return give_number(0, count, values);  // below any limit that a caller sets
+        case PLAN_JSON: return give_text("{}", room, count, values);
         case ENGINE_GLOBAL_INDEX: return give_number(configuration->engine, count, values);
         case ENGINE_NUMERICAL_NOTE: return give_notes(configuration->numerical_notes, room, count, values);
         case ENGINE_BEHAVIOR_NOTE: return give_notes(configuration->behavior_notes, room, count, values);

@@ -1,7 +1,7 @@
 """Attention: the kernel that CUDA chooses by card, type, head size and mask, and the temporaries of each.
 
-cuDNN's attention, which newer versions choose on compute capability 9 and 10, needs a workspace that only cuDNN knows:
-flash attention replaces it, as on a null GPU.
+cuDNN's attention, which newer versions choose on compute capability 9.0 and 10.0, is taken where cuDNN can be asked, as
+on a null GPU; its workspaces are those that null GPUs took in 2.15 and an H200 in 2.11.
 
 Source: `scaled_dot_product_attention`, attention.cpp, and sdp_utils.cpp for CUDA; attention.cu, attention_backward.cu;
 `mha_fwd` and `mha_bwd`, flash_api.cpp; `kernel_backward.h` of mem_eff_attention; torch 2.6 to 2.15.
@@ -9,10 +9,12 @@ Source: `scaled_dot_product_attention`, attention.cpp, and sdp_utils.cpp for CUD
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from oomdoctor.engines.cudnn_library import cudnn_version
 from oomdoctor.engines.trace.layouts import HALF_TYPES
 from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH, sdp_enabled
@@ -26,6 +28,15 @@ _LARGEST_FLASH_HEAD: Final = 256
 _ALIGNMENT: Final = 8
 _WITHOUT_HEADS: Final = 3
 _MASK_BY_WHERE: Final = (2, 7)
+_PREFERS_CUDNN: Final = (2, 11)
+_PREFERRED_CUDNN: Final = (9, 15)
+_PREFERRED_ON: Final = ((9, 0), (10, 0))
+_CUDNN_HEAD: Final = 128
+"""Largest size of a head for cuDNN's attention, but for 256; null GPUs did not take it for 192."""
+_COARSE_DROPOUT: Final = (2, 12)
+"""First version without cuDNN's attention for a dropout that is no multiple of 1/16: seen in 2.15, not in 2.11."""
+_CUDNN_WORKSPACE: Final = {(9, 0): 256}
+"""Bytes of the workspace of cuDNN's own kernel, by compute capability; none on others."""
 _FUSES_MORE: Final = (2, 14)
 """First version with efficient attention for grouped heads (pull request 191085), for one head of keys, and for tensors
 without a dimension of heads; seen on null GPUs in 2.15, and not in 2.6."""
@@ -63,8 +74,10 @@ def scaled_dot_product_attention(
 
 
 def chosen_attention_kernel(card: Card, *args: Any, scale: float | None = None, **kwargs: Any) -> str:  # noqa: ANN401, ARG001
-    """Return the kernel that would be chosen on a card: `flash`, `efficient` or `math`."""
+    """Return the kernel that a card would run: `cudnn`, `flash`, `efficient` or `math`."""
     asked = _attention_call(*args, **kwargs)
+    if _can_use_cudnn(card, asked):
+        return "cudnn"
     if _can_use_flash(card, asked):
         return "flash"
     return "efficient" if _can_use_efficient(card, asked) else "math"
@@ -88,11 +101,14 @@ def _attention_call(  # noqa: PLR0913, PLR0917 - PyTorch's signature
 
 
 def _run_attention(card: Card, asked: _AttentionCall, scale: float | None) -> torch.Tensor:
-    if _can_use_flash(card, asked):
+    uses_cudnn = _can_use_cudnn(card, asked)
+    if not uses_cudnn and _can_use_flash(card, asked):
         return _run_flash(asked, scale)
     mask = asked.mask
     if mask is not None and mask.dtype is torch.bool:
         mask = _float_mask(mask, asked.query.dtype)
+    if uses_cudnn:
+        return _run_cudnn(asked, mask, scale)
     if _can_use_efficient(card, asked):
         bias = None if mask is None else _aligned_mask(mask).expand(*asked.query.shape[:3], asked.key.shape[2])
         keeps = torch.is_grad_enabled() and asked.needs_grad
@@ -107,6 +123,15 @@ def _run_attention(card: Card, asked: _AttentionCall, scale: float | None) -> to
         *tensors, scale=scale, enable_gqa=asked.grouped
     )[0]
     return product
+
+
+def _run_cudnn(asked: _AttentionCall, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
+    bias = None if mask is None else mask.expand(*asked.query.shape[:3], asked.key.shape[2])
+    output: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(  # noqa: SLF001
+        asked.query, asked.key, asked.value, bias, asked.needs_grad, asked.dropout, asked.causal,
+        return_debug_mask=False, scale=scale,
+    )[0]  # fmt: skip
+    return output
 
 
 def _run_flash(asked: _AttentionCall, scale: float | None) -> torch.Tensor:
@@ -138,6 +163,25 @@ def _aligned_mask(mask: torch.Tensor) -> torch.Tensor:
         return mask
     length = mask.shape[-1]
     return torch.nn.functional.pad(mask, (0, _ALIGNMENT - length % _ALIGNMENT))[..., :length]
+
+
+def _prefers_cudnn(card: Card) -> bool:
+    """Return whether cuDNN's attention comes first. Source: `check_prefer_cudnn_attention`."""
+    version = cudnn_version(os.environ)
+    if version is None or TORCH < _PREFERS_CUDNN or "TORCH_CUDNN_SDPA_DEPRIORITIZED" in os.environ:
+        return False
+    return card.compute_capability in _PREFERRED_ON and tuple(map(int, version.split(".")[:2])) >= _PREFERRED_CUDNN
+
+
+def _can_use_cudnn(card: Card, asked: _AttentionCall) -> bool:
+    """Return whether cuDNN's attention is preferred and can run. Source: `use_cudnn_attention`."""
+    if not sdp_enabled("cudnn") or not _prefers_cudnn(card) or asked.query.dtype not in HALF_TYPES:
+        return False
+    if not _has_plain_layout(asked, grouped_too=True) or (TORCH >= _COARSE_DROPOUT and 16 * asked.dropout % 1):
+        return False
+    heads = {tensor.shape[-1] for tensor in (asked.query, asked.key, asked.value)}
+    head = max(heads)
+    return len(heads) == 1 and head % _ALIGNMENT == 0 and (head <= _CUDNN_HEAD or head == _LARGEST_FLASH_HEAD)
 
 
 def _can_use_flash(card: Card, asked: _AttentionCall) -> bool:
@@ -211,6 +255,22 @@ def _round_up(number: int, multiple: int) -> int:
 def _contiguous_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
     """Return the bytes of copies of tensors in which the heads of a token are not contiguous."""
     return tuple(t.numel() * t.element_size() for t in tensors if not t.transpose(1, 2).is_contiguous())
+
+
+def _cudnn_temporaries(call: OperatorCall) -> Temporaries:
+    """Put the dropout's state on the device, and take the kernel's workspace."""
+    own = _CUDNN_WORKSPACE.get(call.card.compute_capability, 0)
+    return Temporaries(after=(own,) if own and call.args[0].shape[2] > 1 else (), order=[6, 7, 0, 1])
+
+
+def _cudnn_backward_temporaries(call: OperatorCall) -> Temporaries:
+    """Take one workspace: an fp32 gradient of the query, an fp32 row for the softmax, grouped keys' for every head."""
+    query, key = call.args[1:3]
+    batch, heads, length, size = query.shape
+    values = batch * heads * length * (size + 1) * 4
+    if key.shape[1] != heads:
+        values += 2 * batch * key.shape[2] * heads * size * query.element_size()
+    return Temporaries(after=(values + _CUDNN_WORKSPACE.get(call.card.compute_capability, 0),))
 
 
 def _flash_backward_temporaries(call: OperatorCall) -> Temporaries:
@@ -309,6 +369,8 @@ def _backward_block(call: OperatorCall, size: int) -> tuple[int, int, bool]:
 
 
 TEMPORARIES: Final[TemporariesByName] = {
+    "_scaled_dot_product_cudnn_attention": _cudnn_temporaries,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward_temporaries,
     "_scaled_dot_product_flash_attention_backward": _flash_backward_temporaries,
     "_scaled_dot_product_flash_attention": _flash_temporaries,
     "_scaled_dot_product_efficient_attention": _efficient_temporaries,

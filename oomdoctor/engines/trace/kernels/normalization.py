@@ -1,9 +1,9 @@
 """Normalization: softmax, batch norm, layer norm, RMS norm and group norm; fused recurrent cells.
 
-Batch norm runs by cuDNN where it can, else by PyTorch's own kernels; cuDNN's reserve space counts as 0, as on the null
-GPU. The backward of layer norm has partial gradients of the weights where rows are many, since torch 2.8 (pull request
-150773); their greatest number was seen on null GPUs in 2.15, and so was what group norm does otherwise there (pull
-request 191945).
+Batch norm runs by cuDNN where it can, else by PyTorch's own kernels; cuDNN's reserve space is 0, and its workspaces are
+those of the null GPU, measured on an H200 (`cudnn.c`). The backward of layer norm has partial gradients of the weights
+where rows are many, since torch 2.8 (pull request 150773); their greatest number was seen on null GPUs in 2.15, and so
+was what group norm does otherwise there (pull request 191945).
 
 Source: SoftMax.cu, Dropout.cu and RNN.cu; `_batch_norm_impl_index`, Normalization.cpp; `cudnn_batch_norm`,
 BatchNorm.cpp; `batch_norm_cuda` and `batch_norm_backward_cuda`, Normalization.cu and .cuh; `layer_norm_backward_cuda`
@@ -55,6 +55,10 @@ def _third_result_first(_: OperatorCall) -> Temporaries:
 
 _aten: Final[Any] = torch.ops.aten
 _SPATIAL: Final = 3
+_GROUP_CHANNELS: Final = 64
+_TILE_ROWS: Final = {2: 160, 4: 64, 8: 64}
+"""Rows of a tile of cuDNN's forward, by bytes of an element."""
+_BACKWARD_TILE_ROWS: Final = 96
 _MOST_SAMPLES: Final = {True: 880_801, False: 65_535}
 _VALUES_A_THREAD: Final = 16
 _THREADS_WIDE: Final = 32
@@ -102,11 +106,23 @@ def _channel_row(x: torch.Tensor) -> torch.Tensor:
 def _cudnn_batch_norm(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Tensors:  # noqa: ANN401 - PyTorch's signature
     training, result = rest[3], torch.empty_like(x)
     saved = [torch.empty_like(weight) if training else weight.new_empty(0) for _ in range(2)]
+    if training:
+        _tiles(x, _TILE_ROWS[x.element_size()], 516, 1072)
     return result, *saved, x.new_empty(0, dtype=torch.uint8)
 
 
 def _cudnn_batch_norm_backward(x: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, *__: object) -> Tensors:
-    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+    results = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+    _tiles(x, _BACKWARD_TILE_ROWS, 512, 1056)
+    return results
+
+
+def _tiles(x: torch.Tensor, rows: int, tile_bytes: int, fixed_bytes: int) -> None:
+    """Allocate cuDNN's workspace for channels last: sums of tiles of rows, 64 channels at a time."""
+    if suggested_layout(x) is torch.contiguous_format:
+        return
+    groups, tiles = -(-x.shape[1] // _GROUP_CHANNELS), -(-x.numel() // x.shape[1] // rows)
+    torch.empty(groups * (tiles * tile_bytes + 4) + fixed_bytes, dtype=torch.uint8, device=x.device)
 
 
 def _native_batch_norm(x: torch.Tensor, _: Optional, __: Optional, *rest: Any) -> Tensors:  # noqa: ANN401 - PyTorch's signature

@@ -1,7 +1,7 @@
 """Recurrent networks through cuDNN: one buffer for all weights, and a reserve space between forward and backward.
 
-cuDNN publishes no sizes: reserve space and workspace are those of the null GPU (`cudnn_rnn.c`). Cells run by fused
-kernels.
+cuDNN publishes no sizes: reserve space and workspace are those of the null GPU, measured on an H200 (`cudnn_rnn.c`).
+Cells run by fused kernels.
 
 Source: `_cudnn_rnn`, `_cudnn_rnn_backward`, `_cudnn_rnn_flatten_weight` and `_cudnn_impl`, RNN.cpp of cuDNN; `LSTMCell`
 and `GRUCell`, RNN.cpp; AutocastRNN.cpp; torch 2.6 to 2.15.
@@ -27,8 +27,28 @@ _LSTM: Final = 2
 _GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
 _SAVED_A_LAYER: Final = {0: 1, 1: 1, 2: 5, 3: 6}
 """Gates of a cell, and hidden states that a layer saves for each step, by cuDNN's number of the cell."""
+_HEADER_BYTES: Final = 256
+_PRODUCT_BYTES: Final = 8 << 20
+_UNIT_BYTES: Final = 32
 _PADDED: Final = 3
 """Dimensions of a batch of sequences of one length; packed ones have one less."""
+
+
+class _WorkspaceSizes(NamedTuple):
+    """Values of a step in a direction: of the hidden size, of the largest input, of the state; more in small layers."""
+
+    one_way: int
+    both_ways: int
+    input: int
+    state: int
+    more_in_small: int
+    small: int
+
+
+_PLAIN: Final = _WorkspaceSizes(5, 5, 1, 6, 10, 256)
+_WORKSPACE_SIZES: Final = {
+    0: _PLAIN, 1: _PLAIN, 2: _WorkspaceSizes(5, 6, 1, 12, 10, 100), 3: _WorkspaceSizes(4, 6, 2, 6, 6, 100),
+}  # fmt: skip
 
 
 class _Forward(NamedTuple):
@@ -110,8 +130,8 @@ def _forward(*args: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - a
     output = x.new_empty(*x.shape[:-1], settings.state_size * (1 + settings.bidirectional))
     hy = torch.empty_like(hx)
     cy = x.new_empty(0) if cx is None else torch.empty_like(cx)
-    workspace = _byte_tensor(x, _workspace_elements(settings, x))
-    reserve = _byte_tensor(x, _reserve_elements(settings, x) if settings.train else 0)
+    workspace = _byte_tensor(x, _workspace_bytes(settings, x))
+    reserve = _byte_tensor(x, _reserve_bytes(settings, x) if settings.train else 0)
     del workspace
     return _time_first(output, settings), hy, cy, reserve, buffer
 
@@ -128,18 +148,18 @@ def _backward(*args: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a kernel's argum
     copies = [_time_first(tensor, settings).contiguous() for tensor in (call.x, grad_output, call.output)]
     dx, dhx = torch.empty_like(copies[0]), torch.empty_like(call.hx)
     dcx = None if call.cx is None else torch.empty_like(call.cx)
-    elements = _workspace_elements(settings, copies[0])
-    _byte_tensor(call.x, elements)
+    workspace = _workspace_bytes(settings, copies[0])
+    _byte_tensor(call.x, workspace)
     copies.clear()
-    weights = _weight_gradients(call, settings, elements) if mask[3] else []
+    weights = _weight_gradients(call, settings, workspace) if mask[3] else []
     del absent
     return _time_first(dx, settings), dhx, dcx, weights
 
 
-def _weight_gradients(call: _Backward, settings: _Settings, elements: int) -> list[torch.Tensor]:
+def _weight_gradients(call: _Backward, settings: _Settings, workspace: int) -> list[torch.Tensor]:
     copy = _time_first(call.x, settings).contiguous()
     whole = torch.zeros_like(call.weight_buf)
-    _byte_tensor(copy, elements)
+    _byte_tensor(copy, workspace)
     return _split_buffer(whole, call.weight)
 
 
@@ -148,26 +168,44 @@ def _time_first(tensor: torch.Tensor, settings: _Settings) -> torch.Tensor:
     return tensor.transpose(0, 1) if settings.batch_first and not settings.batch_sizes else tensor
 
 
-def _reserve_elements(settings: _Settings, x: torch.Tensor) -> int:
-    """Return the elements kept for backward: some of every step, and the output of every layer but the last."""
-    steps = x.shape[0] * x.shape[1] if x.dim() == _PADDED else x.shape[0]
-    saved = settings.num_layers * _SAVED_A_LAYER[settings.mode] * settings.hidden_size
-    return steps * (1 + settings.bidirectional) * (saved + (settings.num_layers - 1) * settings.state_size)
+def _reserve_bytes(settings: _Settings, x: torch.Tensor) -> int:
+    """Return the bytes kept for backward: some of every step, what lies between the layers, and dropout's masks."""
+    directions, hidden, element = 1 + settings.bidirectional, settings.hidden_size, x.element_size()
+    saved = 6 * hidden + settings.proj_size if settings.proj_size else _SAVED_A_LAYER[settings.mode] * hidden
+    between = (settings.num_layers - 1) * hidden
+    values = _steps(x) * directions * (settings.num_layers * saved + between)
+    masks = _steps(x) * directions * directions * between // 8 if settings.dropout else 0
+    return _rounded_up(values * element) + _rounded_up(masks) + _HEADER_BYTES
 
 
-def _workspace_elements(settings: _Settings, x: torch.Tensor) -> int:
-    """Return the elements of a call's workspace: a copy of the matrices, and some states of one step."""
-    directions, gates, state = 1 + settings.bidirectional, _GATES[settings.mode], settings.state_size
+def _rounded_up(size: int) -> int:
+    return -(-size // _UNIT_BYTES) * _UNIT_BYTES
+
+
+def _steps(x: torch.Tensor) -> int:
+    """Return the steps of all sequences."""
+    return x.shape[0] * x.shape[1] if x.dim() == _PADDED else x.shape[0]
+
+
+def _workspace_bytes(settings: _Settings, x: torch.Tensor) -> int:
+    """Return the bytes of a call's workspace: a copy of the matrices, room for products, and values of all steps."""
+    directions, gates, hidden = 1 + settings.bidirectional, _GATES[settings.mode], settings.hidden_size
     batch = x.shape[1] if x.dim() == _PADDED else settings.batch_sizes[0]
-    matrices = 0
-    for layer in range(settings.num_layers * directions):
-        columns = x.shape[-1] if layer < directions else directions * state
-        matrices += gates * settings.hidden_size * (columns + state) + settings.hidden_size * settings.proj_size
-    return matrices + (3 * gates - 1) * settings.num_layers * directions * batch * settings.hidden_size
+    pseudo_layers, matrices = settings.num_layers * directions, 0
+    for layer in range(pseudo_layers):
+        columns = x.shape[-1] if layer < directions else directions * settings.state_size
+        matrices += gates * hidden * (columns + settings.state_size) + hidden * settings.proj_size
+    sizes = _WORKSPACE_SIZES[settings.mode]
+    per_step = sizes.both_ways if settings.bidirectional else sizes.one_way
+    if hidden <= sizes.small:
+        per_step += sizes.more_in_small
+    inner = directions * hidden if settings.num_layers > 1 else 0
+    values = matrices + _steps(x) * (per_step * directions * hidden + sizes.input * max(x.shape[-1], inner))
+    return (values + sizes.state * pseudo_layers * batch * hidden) * x.element_size() + pseudo_layers * _PRODUCT_BYTES
 
 
-def _byte_tensor(like: torch.Tensor, elements: int) -> torch.Tensor:
-    return torch.empty(elements * like.element_size(), dtype=torch.uint8, device=like.device)
+def _byte_tensor(like: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=like.device)
 
 
 def _flatten(weights: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
