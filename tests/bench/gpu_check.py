@@ -2,12 +2,16 @@
 
 Needs a CUDA GPU and an installed torch, no network. Each question goes to the real card and, at the same time,
 to a null GPU that has that card's properties; both answers, their peaks, phases and trials go to one JSON file. It is
-written after every answer, so that a run that is cut short keeps what it has and `--resume` goes on from there. First
-come operators, libraries and the context (`gpu_measure.py`) and published runs (`gpu_rows.py`), then the examples, and
-last the zoo (`gpu_zoo.py`).
+written after every answer, so that a run that is cut short keeps what it has and `--resume` goes on from there. The
+parts are operators, libraries and the context (`gpu_measure.py`), published runs (`gpu_rows.py`), the examples, their
+steps timed, and the zoo (`gpu_zoo.py`). Several can be run at the same time, each with room of its own on the card and
+a folder of its own.
 
-Usage: python tests/bench/gpu_check.py [--examples NAME...] [--caps GIB...] [--resume] [--minutes N]
-                                       [--convolutions N] [--published N] [--models N]
+A file's answers of a GPU can be compared with a later null GPU on any machine that has the torch it names:
+`--side null --of FILE`.
+
+Usage: python tests/bench/gpu_check.py [--parts PART...] [--examples NAME...] [--caps GIB...] [--resume] [--minutes N]
+                                       [--room GIB] [--convolutions N] [--published N] [--side real|null] [--of FILE]
 """
 
 from __future__ import annotations
@@ -21,13 +25,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Semaphore
 from typing import TYPE_CHECKING, Any, get_args
 
-ROOT = str(Path(__file__).parents[2])
-sys.path.insert(0, ROOT)  # run from a checkout, without an installation; so do the processes that it starts
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run from a checkout, without an installation
 
 import gpu_rows
 import gpu_zoo
@@ -52,9 +55,11 @@ if TYPE_CHECKING:
 
     from oomdoctor.trial.worker_process import WorkerStarter
 
+ROOT = sys.path[0]
 CAPS_GIB = (8, 16, 24, 40, 0)
 """0 stands for the whole card."""
 
+PARTS = ("libraries", "published", "examples", "timed", "models")
 TARGET_BATCH = 8192
 
 # Asked of torch in a process of its own, because this one must not hold a CUDA context while it measures.
@@ -250,59 +255,74 @@ class Results:
         return bool(self.cases) and all(entry["comparison"] is not None for entry in rows)
 
 
-def ask_both(case: Case, card: Card, engine: Engine, start: WorkerStarter, room: Semaphore) -> dict[str, Any]:
-    """Put a question to both devices: at the same time, unless the null GPU has to be told what the other had free."""
-    cap = gibibytes(case.cap_gib) if case.cap_gib else None
+class Questions:
+    """Puts cases to the devices that are asked.
 
-    def ask_real() -> dict[str, Any]:
-        with room:
-            return ask(case, cap, None, start)
+    Args:
+        card: The GPU.
+        null: The null GPU that has its properties.
+        sides: The devices to ask.
+        start: Starts workers.
+        deadline: Moment after which no case is begun.
+        room_bytes: Of the card's memory, what cases that run at the same time share.
+    """
 
-    if cap is None:
-        real = ask_real()
-        null = ask(case, real.get("capacity_bytes") or card.capacity_bytes, engine, start)
-    else:
-        with ThreadPoolExecutor() as devices:
-            asked = devices.submit(ask_real)
-            null = ask(case, cap, engine, start)
-            real = asked.result()
-    return {"real": real, "null": null, "comparison": compare(real, null)}
+    def __init__(  # noqa: PLR0913, PLR0917 - the devices, how they are asked and within what limits
+        self, card: Card, null: Engine, sides: tuple[str, ...], start: WorkerStarter, deadline: float, room_bytes: int
+    ) -> None:
+        self._card = card
+        self._room_bytes = room_bytes
+        self._null = null
+        self._sides = sides
+        self._start = start
+        self._deadline = deadline
 
-
-def ask_all(missing: list[Case], card: Card, engine: Engine, start: WorkerStarter, deadline: float) -> Iterator[Any]:
-    """Put the questions of one capacity to both devices, several at once, and to the card as many as it has room for."""
-    cap_gib = missing[0].cap_gib if missing else 0
-    room = Semaphore(max(1, card.capacity_bytes // gibibytes(cap_gib + 2)) if cap_gib else 1)
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as together:
+    def ask_all(self, cases_of_cap: list[Case], known: dict[str, Any]) -> Iterator[tuple[Case, dict[str, Any]]]:
+        """Put the cases of one cap to the devices, several at once, and to the card as many as it has room for."""
+        cap_gib = cases_of_cap[0].cap_gib if cases_of_cap else 0
+        room = Semaphore(max(1, self._room_bytes // gibibytes(cap_gib + 2)) if cap_gib else 1)
 
         def answer_in_time(case: Case) -> dict[str, Any] | None:
-            return ask_both(case, card, engine, start, room) if time.monotonic() < deadline else None
+            if time.monotonic() > self._deadline:
+                return None
+            return gpu_rows.completed(self._ask(case, known.get(case.key, {}), room), known.get(case.key, {}), compare)
 
-        for case, row in zip(missing, together.map(answer_in_time, missing), strict=True):
-            if row is not None:
-                yield case, row
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as together:
+            for case, row in zip(cases_of_cap, together.map(answer_in_time, cases_of_cap), strict=True):
+                if row is not None:
+                    yield case, row
+
+    def _ask(self, case: Case, known: dict[str, Any], room: Semaphore) -> dict[str, Any]:
+        """Ask both at the same time, unless the null GPU has to be told what the other had free."""
+        cap = gibibytes(case.cap_gib) if case.cap_gib else None
+
+        def ask_real() -> dict[str, Any]:
+            with room:
+                return ask(case, cap, None, self._start)
+
+        def ask_null(told: dict[str, Any]) -> dict[str, Any]:
+            found = cap or told.get("capacity_bytes") or self._card.capacity_bytes
+            return ask(case, found, self._null, self._start)
+
+        if cap is None and "real" in self._sides:
+            real = ask_real()
+            return {"real": real} | ({"null": ask_null(real)} if "null" in self._sides else {})
+        questions = {"real": ask_real, "null": partial(ask_null, known.get("real", {}))}
+        return gpu_rows.ask_sides({side: questions[side] for side in self._sides})
 
 
 def main() -> int:
     """Run the check; 0 when every case was answered by both devices."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--examples", nargs="+", default=list(EXAMPLES), metavar="NAME")
-    parser.add_argument(
-        "--caps", nargs="+", type=int, default=list(CAPS_GIB), metavar="GIB", help="0 for the whole card"
-    )
-    parser.add_argument("--resume", action="store_true", help="keep the cases that the results file already has")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where to write the file")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no case after so many minutes")
-    parser.add_argument("--convolutions", type=int, default=gpu_rows.CONVOLUTIONS, metavar="N")
-    parser.add_argument("--timed", nargs="*", default=["resnet50", "gpt2"], metavar="NAME", help="examples to time")
-    parser.add_argument("--published", type=int, default=12, metavar="N", help="published runs; 0 for none")
-    parser.add_argument("--models", type=int, default=1000, metavar="N", help="models of the zoo; 0 for none")
-    arguments = parser.parse_args()
+    arguments = parse()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
     deadline = time.monotonic() + arguments.minutes * 60
-    card = local_card()
-    engine = null_engine(card)
-    path = arguments.results / f"gpu_check-{card.key}.json"
-    results = Results(path, card, _saved(path) if arguments.resume else {})
+    sides = gpu_rows.BOTH if arguments.side is None else (arguments.side,)
+    saved = json.loads(arguments.of.read_text(encoding="utf-8")) if arguments.of else None
+    card = local_card() if saved is None else saved_card(saved)
+    null = null_engine(card)
+    path = arguments.of or arguments.results / f"gpu_check-{card.key}.json"
+    results = Results(path, card, saved or (_saved(path) if arguments.resume else {}))
+    again = saved is not None
 
     def keep_library(name: str, row: dict[str, Any]) -> None:
         results.keep(results.libraries, name, row, gpu_rows.lines({name: row})[-1])
@@ -310,23 +330,61 @@ def main() -> int:
     def keep_model(name: str, row: dict[str, Any]) -> None:
         results.keep(results.models, name, row, gpu_zoo.lines({name: row})[-1])
 
-    if not results.libraries:
-        gpu_rows.libraries(card, engine, arguments.convolutions, keep_library)
-        gpu_rows.published(card, engine, arguments.published, keep_library)
+    known = dict(results.libraries)
+    if "libraries" in arguments.parts and (again or not known):
+        gpu_rows.libraries(card, null, arguments.convolutions, sides, known, keep_library)
+    if "published" in arguments.parts and (again or not known):
+        gpu_rows.published(card, null, arguments.published, sides, known, keep_library)
+    room = gibibytes(arguments.room) if arguments.room else card.capacity_bytes
     with WorkerPool(CancelToken()) as workers:  # forks those of null GPUs; one of the real card is a fresh process
-        for cap in arguments.caps:
-            missing = [case for case in cases(arguments.examples, [cap]) if case.key not in results.cases]
-            for case, row in ask_all(missing, card, engine, workers.start, deadline):
-                real, null = row["real"], row["null"]
-                said = f"{case.key}: real {_shown(real)} in {real['seconds']} s, null GPU {_shown(null)}"
+        questions = Questions(card, null, sides, workers.start, deadline, room)
+        for cap in arguments.caps if "examples" in arguments.parts else ():
+            wanted = [case for case in cases(arguments.examples, [cap]) if (case.key in results.cases) is again]
+            for case, row in questions.ask_all(wanted, results.cases):
+                real, ours = row["real"], row["null"]
+                said = f"{case.key}: real {_shown(real)} in {real.get('seconds')} s, null GPU {_shown(ours)}"
                 results.keep(results.cases, case.key, row, said)
-        for name in arguments.timed:
+        for name in arguments.timed if "timed" in arguments.parts and not again else ():
             if name not in results.throughput and time.monotonic() <= deadline:
                 results.keep(results.throughput, name, time_steps(name, workers.start), f"timed {name}")
-    names = [name for name in gpu_zoo.names(arguments.models) if name not in results.models]
-    gpu_zoo.compare(names, card.capacity_bytes, engine, deadline, keep_model)
+    if "models" in arguments.parts:
+        chosen = [case for case in gpu_zoo.runnable() if (case.name in results.models) is again]
+        gpu_zoo.compare(chosen, room, null, sides, results.models, deadline, keep_model)
     print(results.text)
     return int(not results.is_whole)
+
+
+def parse() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--examples", nargs="+", default=list(EXAMPLES), metavar="NAME")
+    parser.add_argument(
+        "--caps", nargs="+", type=int, default=list(CAPS_GIB), metavar="GIB", help="0 for the whole card"
+    )
+    parser.add_argument("--resume", action="store_true", help="keep the cases that the results file already has")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where to write the file")
+    parser.add_argument("--side", choices=gpu_rows.BOTH, help="ask one of the devices; both by default")
+    parser.add_argument(
+        "--of",
+        type=Path,
+        metavar="FILE",
+        help="with `--side null`: ask it again, without a GPU, what a file has answers to",
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no case after so many minutes")
+    parser.add_argument("--convolutions", type=int, default=gpu_rows.CONVOLUTIONS, metavar="N")
+    parser.add_argument("--timed", nargs="+", default=["resnet50", "gpt2"], metavar="NAME", help="examples to time")
+    parser.add_argument("--published", type=int, default=12, metavar="N", help="how many published runs")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--room", type=int, metavar="GIB", help="of the card's memory; all of it by default")
+    arguments = parser.parse_args()
+    if (arguments.of is not None) != (arguments.side == "null"):
+        parser.error("`--of FILE` and `--side null` go together")
+    return arguments
+
+
+def saved_card(saved: dict[str, Any]) -> Card:
+    """Return the GPU that a results file tells of."""
+    return Card(**saved["card"] | {"compute_capability": tuple(saved["card"]["compute_capability"])})
 
 
 def _saved(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
 
 Row = dict[str, Any]
+BOTH = ("real", "null")
+Sides = tuple[str, ...]
+"""The devices that are asked: `real`, `null` or both."""
+NOT_ASKED: Row = {"error": "not asked yet"}
 MEASURE = Path(__file__).with_name("gpu_measure.py")
 CONVOLUTIONS = 200
 CORES_OF_ONE = 5
@@ -40,6 +45,7 @@ LOADING, CONTEXT = "CUDA_MODULE_LOADING", "OOMDOCTOR_NULL_CONTEXT_BYTES"
 
 LAZILY = {
     "context": "context, loaded lazily",
+    "graph": "CUDA graph",
     "products": "matrix products",
     "attention": "attention",
     "normalizations": "normalizations",
@@ -49,7 +55,6 @@ LAZILY = {
     "convolutions": "workspaces of convolutions",
     "transforms": "work areas of Fourier transforms",
     "decompositions": "work areas of decompositions",
-    "graph": "CUDA graph",
     "benchmark": "workspaces with cudnn.benchmark",
 }
 EAGERLY = {"context": "context, loaded eagerly"}
@@ -81,18 +86,47 @@ def described(card: Card) -> Row:
     return {"real": real, "null": ours, "comparison": compared(real, ours)}
 
 
-def libraries(card: Card, null: Engine, convolutions: int, done: Callable[[str, Row], None]) -> None:
-    """Take every measure on both devices at the same time, and hand over each row when it is there."""
-    done("the card in the catalogue", described(card))
-    for mode, measures in (("LAZY", LAZILY), ("EAGER", EAGERLY)):
+def libraries(  # noqa: PLR0913, PLR0917 - the question, and what an earlier run knows
+    card: Card,
+    null: Engine,
+    convolutions: int,
+    sides: Sides,
+    known: Mapping[str, Row],
+    done: Callable[[str, Row], None],
+) -> None:
+    """Take every measure on each device that is asked, at the same time, and hand over each row when it is there.
+
+    Args:
+        card: The GPU.
+        null: The null GPU that has its properties.
+        convolutions: How many random ones.
+        sides: The devices to ask.
+        known: Rows of an earlier run, for the device that is not asked.
+        done: Is given each row.
+    """
+    if "real" in sides:
+        done("the card in the catalogue", described(card))
+    for mode, measures in (("EAGER", EAGERLY), ("LAZY", LAZILY)):
         loading = {LOADING: mode}
         context = {CONTEXT: str(known_card(card).with_loading(loading).context_bytes)}
-        environments = (os.environ | loading, null.environment | loading | context)
-        with ThreadPoolExecutor() as both:
-            real, ours = both.map(lambda each: measured(measures, convolutions, each), environments)  # noqa: B023
+        environments = {"real": os.environ | loading, "null": null.environment | loading | context}
+        taken = ask_sides({side: partial(measured, measures, convolutions, environments[side]) for side in sides})
         for name, title in measures.items():
-            row = {"real": real[name], "null": ours[name], "comparison": compared(real[name], ours[name])}
-            done(title, row)
+            row = {side: rows[name] for side, rows in taken.items()}
+            done(title, completed(row, known.get(title, {}), compared))
+
+
+def ask_sides(questions: Mapping[str, Callable[[], Row]]) -> dict[str, Row]:
+    """Ask several devices at the same time."""
+    with ThreadPoolExecutor() as pool:
+        asked = {side: pool.submit(question) for side, question in questions.items()}
+        return {side: answer.result() for side, answer in asked.items()}
+
+
+def completed(row: Row, known: Row, compare: Callable[[Row, Row], Row | None]) -> Row:
+    """Return the answers of both devices, of which one may be known from an earlier run, and their comparison."""
+    whole = {side: row.get(side) or known.get(side) or NOT_ASKED for side in BOTH}
+    return known | whole | {"comparison": compare(whole["real"], whole["null"])}
 
 
 def compared(real: Row, ours: Row) -> Row | None:
@@ -103,6 +137,7 @@ def compared(real: Row, ours: Row) -> Row | None:
     """
     if "error" in real or "error" in ours:
         return None
+    real = {label: true for label, true in real.items() if label in ours}
     refused = [label for label in real if isinstance(real[label], str) or isinstance(ours.get(label, ""), str)]
     both = [(true, ours[label]) for label, true in real.items() if label not in refused]
     errors = [(mine - true) / true for true, mine in both if true]
@@ -115,23 +150,30 @@ def compared(real: Row, ours: Row) -> Row | None:
     }
 
 
-def published(card: Card, null: Engine, most: int, done: Callable[[str, Row], None]) -> None:
+def published(  # noqa: PLR0913, PLR0917 - as `libraries`
+    card: Card, null: Engine, most: int, sides: Sides, known: Mapping[str, Row], done: Callable[[str, Row], None]
+) -> None:
     """Run published runs that this card has room for, on it and on the null GPU: most bytes held by PyTorch."""
     rows = [row for row in fidelity.read_truth() if not row["real_oom"]]
     rows = [row for row in rows if row["measured_nvml_delta_bytes"] < card.capacity_bytes]
     rows.sort(key=lambda row: row["measured_nvml_delta_bytes"])
     rows = rows[:: max(1, len(rows) // most)][:most] if most else []
+    if "real" not in sides:
+        rows = [row for row in rows if title_of(row) in known]
 
-    def both(row: Row) -> tuple[Row, Row]:
-        with ThreadPoolExecutor() as devices:
-            real, ours = devices.map(lambda engine: reserved(row, engine), (None, null))
-        return real, ours
+    def ask(row: Row) -> Row:
+        engines = {"real": None, "null": null}
+        return ask_sides({side: partial(reserved, row, engines[side]) for side in sides})
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // CORES_OF_ONE)) as together:
-        for row, (real, ours) in zip(rows, together.map(both, rows), strict=True):
-            published_bytes = row["measured_nvml_delta_bytes"]
-            done(f"published: {fidelity.key(row)}", {"real": real, "null": ours, "comparison": compared(real, ours),
-                                                     "published_bytes": published_bytes})  # fmt: skip
+        for row, answers in zip(rows, together.map(ask, rows), strict=True):
+            whole = completed(answers, known.get(title_of(row), {}), compared)
+            done(title_of(row), whole | {"published_bytes": row["measured_nvml_delta_bytes"]})
+
+
+def title_of(row: Row) -> str:
+    """Name of a published run in the results."""
+    return f"published: {fidelity.key(row)}"
 
 
 def reserved(row: Row, engine: Engine | None) -> Row:

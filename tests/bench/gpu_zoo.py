@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from threading import Condition
 from typing import TYPE_CHECKING, Any
 
 from accuracy import is_runnable
 from accuracy_trials import peaks_of, request
-from zoo.cases import CASES, ZOO, Case
+from gpu_rows import ask_sides, completed
+from measuring import RESULTS
+from zoo.cases import CASES, ZOO
 
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.errors import OomdoctorError
@@ -18,46 +24,96 @@ from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
+
+    from gpu_rows import Sides
+    from zoo.cases import Case
 
     from oomdoctor.engines.choice import Engine
 
 Row = dict[str, Any]
-AT_ONCE_BYTES = 26 << 30
-"""Room on the GPU for each model, so that several are run at once and none is in the way of another."""
+LIMIT_BYTES = 26 << 30
+"""What each model may take."""
+CONTEXT_BYTES = 2 << 30
+THIRDS = 3
 
 
-def names(most: int) -> list[str]:
-    """Return the first names of what is installed here."""
-    return [case.name for case in CASES if is_runnable(case)][:most]
+class Room:
+    """The memory that models which run at the same time share.
+
+    Args:
+        size: Bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._free = self._size = size
+        self._changed = Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Wait until so many bytes are free, at most all there are, and hold them."""
+        size = min(size, self._size)
+        with self._changed:
+            self._changed.wait_for(lambda: size <= self._free)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
 
 
-def compare(
-    chosen: list[str], capacity_bytes: int, null: Engine, deadline: float, done: Callable[[str, Row], None]
-) -> None:
-    """Run models on both devices, several at once, and hand over each row when it is there; none after a moment."""
-    cases = [case for case in CASES if case.name in chosen]
-    together = max(1, min(capacity_bytes // AT_ONCE_BYTES, (os.cpu_count() or 1) // 4))
+def runnable() -> list[Case]:
+    """Return the cases whose models are installed here, so that the first of them are of all kinds."""
+    found = [case for case in CASES if is_runnable(case)]
+    return [case for third in range(THIRDS) for case in found[third::THIRDS]]
 
-    def both(case: Case) -> tuple[Row, Row] | None:
-        if time.monotonic() > deadline:
-            return None
-        with ThreadPoolExecutor() as devices:
-            real, ours = devices.map(lambda engine: peaks(case, engine), (None, null))
-        return real, ours
 
-    with ThreadPoolExecutor(together) as pool:
-        for case, answers in zip(cases, pool.map(both, cases), strict=True):
-            if answers is not None:
-                real, ours = answers
-                done(case.name, {"real": real, "null": ours, "comparison": relative(real, ours)})
+def expected_bytes() -> dict[str, int]:
+    """Return the most that each case of the last comparison of engines reserved, by name."""
+    rows = json.loads((RESULTS / "accuracy.json").read_text(encoding="utf-8"))["cases"]
+    return {
+        row["name"]: max(peak["reserved_bytes"] for peak in row["engines"]["null"]["peaks"].values()) for row in rows
+    }
+
+
+def compare(  # noqa: PLR0913, PLR0917 - as the other kinds of rows
+    chosen: list[Case], room_bytes: int, null: Engine, sides: Sides, known: Mapping[str, Row], deadline: float,
+    done: Callable[[str, Row], None],
+) -> None:  # fmt: skip
+    """Run models on each device that is asked, several at once, and hand over each row when it is there.
+
+    Args:
+        chosen: The models.
+        room_bytes: What those that run at the same time share.
+        null: The null GPU that has its properties.
+        sides: The devices to ask.
+        known: Rows of an earlier run, for the device that is not asked.
+        deadline: Moment after which no model is begun.
+        done: Is given each row.
+    """
+    room, expected = Room(room_bytes), expected_bytes()
+
+    def ask(case: Case) -> Row | None:
+        with room.taken(expected.get(case.name, LIMIT_BYTES) + CONTEXT_BYTES):
+            if time.monotonic() > deadline:
+                return None
+            engines = {"real": None, "null": null}
+            return ask_sides({side: partial(peaks, case, engines[side]) for side in sides})
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        asked = {pool.submit(ask, case): case.name for case in chosen}
+        for answer in as_completed(asked):
+            if answers := answer.result():
+                done(asked[answer], completed(answers, known.get(asked[answer], {}), relative))
 
 
 def peaks(case: Case, engine: Engine | None) -> Row:
     """Return the peaks of a model by micro-batch, and where it fails, the problem; no engine is the real card."""
     row: Row = {}
-    question = replace(request(case, "cuda"), gpu=None, memory_bytes=AT_ONCE_BYTES)
-    shown = engine or choose_engine(engine="cuda", gpu=None, device=None, memory_bytes=AT_ONCE_BYTES, base=os.environ)
+    question = replace(request(case, "cuda"), gpu=None, memory_bytes=LIMIT_BYTES)
+    shown = engine or choose_engine(engine="cuda", gpu=None, device=None, memory_bytes=LIMIT_BYTES, base=os.environ)
     try:
         with WorkerTrialSource(question, parse_reference(case.target, directory=ZOO), shown.environment) as source:
             source.load()
@@ -71,7 +127,7 @@ def peaks(case: Case, engine: Engine | None) -> Row:
 
 def relative(real: Row, ours: Row) -> Row | None:
     """Return the null GPU's relative errors by kind of peak; None where a device could not run the model."""
-    if "problem" in real or "problem" in ours:
+    if real.keys() != ours.keys() or not all(map(str.isdecimal, real)):
         return None
     return {
         kind: [round((ours[size][kind] - truth[kind]) / truth[kind], 6) for size, truth in real.items()]
@@ -85,8 +141,13 @@ def lines(rows: dict[str, Row]) -> list[str]:
     for name, row in rows.items():
         said = row["comparison"]
         if said is None:
-            found.append(f"| {name} | | {row['real'].get('problem') or row['null'].get('problem')} |")
+            found.append(f"| {name} | | {_problem(row['real']) or _problem(row['null'])} |")
             continue
         shown = (" and ".join(f"{error:+.2%}" for error in errors) for errors in said.values())
         found.append(f"| {name} | {' | '.join(shown)} |")
     return found
+
+
+def _problem(answer: Row) -> str | None:
+    found = answer.get("problem", answer.get("error"))
+    return None if found is None else str(found)
