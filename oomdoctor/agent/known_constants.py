@@ -5,6 +5,9 @@ makes a tensor of no dimensions by `scalar_tensor`. Such a tensor must not have 
 the base in `10000 ** floats` as a number, and PyTorch hands no number on the device to a kernel in Python. So the value
 is kept beside the storage without the key, and holds as long as nothing was written to the tensor.
 
+Floating-point tensors that are filled with one number when they are made keep that number in the same way: a mask of
+ones that a program makes itself becomes booleans, of which it asks whether all are true.
+
 Inductor looks in each graph for tensors that have one value throughout. It computes that value on the GPU, in a tensor
 of one element, reads it, and simplifies what a 0 or a 1 changes nothing in: `x + 0` and `x * 1` become `x`, and
 attention has no bias where the bias is 0. Read as zeros, `x + 6` would become `x` as well, and share its memory. While
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from .known_values import KnownValues
 
 _NUMBER = "_oomdoctor_number"
+_FILL = "_oomdoctor_fill"
 
 
 def number_maker(known: KnownValues, torch: Any) -> Callable[..., Any]:
@@ -60,6 +64,30 @@ def number_of(tensor: Any) -> Any:
     if tensor.dim() or tensor.dtype.is_floating_point or tensor.is_inference() or tensor._version:
         return None
     return getattr(tensor.untyped_storage(), _NUMBER, None)
+
+
+def keep_fill(made: Any, name: str, args: Any, options: dict[str, Any]) -> None:
+    """Keep the number that a new floating-point tensor is filled with.
+
+    Args:
+        made: The tensor, which nobody else has seen.
+        name: The operator that made it, without a namespace.
+        args: Its arguments by position.
+        options: Its arguments by name.
+    """
+    kind = next((kind for kind in ("zeros", "ones", "full") if kind in name), None)
+    if kind is None or not made.dtype.is_floating_point or made.is_inference():
+        return
+    number = {"zeros": 0, "ones": 1}.get(kind, options.get("fill_value", args[-1] if args else None))
+    if isinstance(number, (int, float)):
+        setattr(made.untyped_storage(), _FILL, number)
+
+
+def fill_of(tensor: Any) -> Any:
+    """Return the number that a floating-point tensor was filled with; None where it has others, or they are unknown."""
+    if not tensor.dtype.is_floating_point or tensor.is_inference() or tensor._version:
+        return None
+    return getattr(tensor.untyped_storage(), _FILL, None)
 
 
 _COMPILER, _FOLDER = "torch._inductor.compile_fx", "torch._inductor.fx_passes.joint_graph"

@@ -245,6 +245,10 @@ class KnownValues:
 
     @guarded
     def _keep_copied(self, copied: Any, source: Any) -> Any:
+        if not source.is_cpu and self._is_kept(copied) and is_unobserved():
+            number = known_constants.fill_of(source)
+            full = functools.partial(self._torch.full, copied.shape, number, dtype=copied.dtype)
+            return None if number is None else self.kept(copied, full)
         is_known = source.is_cpu and self._is_kept(copied) and (is_unobserved() or self.keeps_numbers)
         return known_constants.keep_traced(self, copied, source.detach) if is_known else None
 
@@ -259,6 +263,8 @@ class KnownValues:
     @guarded
     def _keep_made(self, made: Any, operator: Any, args: Any, options: dict[str, Any]) -> Any:
         if not (self._is_kept(made) and is_unobserved()):
+            if is_unobserved():
+                known_constants.keep_fill(made, operator.name().partition(".")[0], args, options)
             return None
         # Of a tensor that the new one is like, only the shape matters.
         like = [self._torch.empty(arg.shape, dtype=made.dtype) if _is_tensor(arg) else arg for arg in args]

@@ -59,8 +59,8 @@ def test_kernels_that_are_loaded_eagerly_are_of_the_context() -> None:
     eager = BASE | {"CUDA_MODULE_LOADING": "EAGER"}
     options = {"engine": "trace", "gpu": "t4"}
     more = _choose(**options, base=eager).card.context_bytes - _choose(**options, base=BASE).card.context_bytes
-    assert more == 666_632_192 - 287_047_680
-    assert "362.00 MiB for all kernels" in _reasons(**options, base=eager)["context"]
+    assert more == 2_156_724_224 - 804_061_184
+    assert "1.26 GiB for all kernels" in _reasons(**options, base=eager)["context"]
     assert "all kernels" not in _reasons(**options, base=BASE | {"CUDA_MODULE_LOADING": "LAZY"})["context"]
     assert _choose(**options, base=eager, memory_bytes=5 * GIB).card.capacity_bytes == 5 * GIB
 

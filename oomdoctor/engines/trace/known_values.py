@@ -32,6 +32,9 @@ from oomdoctor.agent.operator_kinds import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_FILLS: Final = (torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar)
+"""Operators that PyTorch fills a new tensor by."""
+_FILL: Final = "_oomdoctor_fill"
 _FILLING: Final = ("aten::zero_", "aten::fill_.Scalar", "aten::fill_.Tensor")
 """Operators whose result does not depend on what was there before."""
 CHOOSING: Final = (torch.ops.aten.topk.default, torch.ops.aten.argmax.default, torch.ops.aten.max.dim)
@@ -94,6 +97,32 @@ def spread_choices(operator: Any, args: Any, result: Any) -> None:
     if dim is not None and is_unobserved() and are_few(tensor, dim) and host_values(tensor) is None:
         chosen = even_choices(torch, tensor, dim, count)
         keep_values(indices, chosen.reshape(indices.shape), "even")
+
+
+def keep_fills(operator: Any, args: Any, result: Any) -> None:
+    """Keep the number that a new tensor of floating-point numbers is filled with, also where it becomes integers.
+
+    Args:
+        operator: An operator that has no integers among its arguments.
+        args: Its arguments by position.
+        result: What it returned.
+    """
+    if operator in _FILLS and is_unobserved():
+        _keep_fill(*args)
+    elif operator is torch.ops.aten._to_copy.default and not (result.is_cpu or result.dtype.is_floating_point):  # noqa: SLF001 - PyTorch's name
+        number, version = getattr(args[0].untyped_storage(), _FILL, (None, None))
+        if number is not None and version == _version(args[0]) and is_unobserved():
+            keep_values(result, torch.full(result.shape, number, dtype=result.dtype))
+
+
+def _keep_fill(tensor: torch.Tensor, number: complex = 0) -> None:
+    storage = tensor.untyped_storage()
+    if isinstance(number, int | float) and tensor.numel() * tensor.element_size() == storage.nbytes():
+        setattr(storage, _FILL, (number, _version(tensor)))
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version  # noqa: SLF001 - PyTorch has no public way
 
 
 def _assumed(value: Any) -> str:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from oomdoctor.agent.operator_kinds import tensors_in, with_tensors
-from oomdoctor.engines.trace.known_values import CHOOSING, TracedValues, has_integers, spread_choices
+from oomdoctor.engines.trace.known_values import (
+    CHOOSING,
+    TracedValues,
+    has_integers,
+    keep_fills,
+    spread_choices,
+)
 from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
 from oomdoctor.engines.trace.op_trace import OperatorCall
 from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
@@ -241,6 +247,7 @@ class Kernels:
             result = self._run(operator, args, kwargs)
             if operator in CHOOSING:
                 spread_choices(operator, args, result)
+            keep_fills(operator, args, result)
             return result
 
     def _run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401

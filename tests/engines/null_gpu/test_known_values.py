@@ -36,6 +36,7 @@ KNOWN = {
     "parameter": [0, 1, 2],
     "copied": [7, 8, 9, 1],
     "chosen by mask": [-1, 8, 9, -1, 0, 1, 1, 0],
+    "filled": [True, [-1, -1], False],
     "given out": [[4, 7, 9, 11], [7, 15, 24, 25], [7, 8, 8, 2]],
     "cut": [[7, 8], [[7, 8], [9, 1]]],
     "deep copies": [[11, 12, 13, 14, 15], [10, 11, 12, 13, 14], 0],
@@ -96,6 +97,7 @@ def test_unknown_values_are_read_as_zeros_and_named(python: str) -> None:
     assert found["placed unknown"] == [[[0, 0, 0, 0]] * 3, ["placed.tolist()"]]
     assert found["random"] == [[0, 0, 0, 0], ["labels.tolist()"]]
     assert found["overwritten"] == [0, ["grid.sum().item()"]]
+    assert found["filled and written"] == [False, ["ones.bool().all().item()"]]
 
 
 def test_the_effect_of_an_unknown_value_is_told(python: str) -> None:

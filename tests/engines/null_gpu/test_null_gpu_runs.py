@@ -117,7 +117,8 @@ def test_the_two_accounts_agree(python: str, tmp_path: Path, *, expandable: bool
 def test_recurrent_networks_keep_what_was_measured(python: str) -> None:
     """The weight buffer is as large as the weights; reserve and workspace are what a real card was seen to take."""
     seen = answer("recurrent_sizes.py", python=python)
-    assert {cell: seen[cell]["reserve"] for cell in ("LSTM", "GRU")} == {"LSTM": 736_000_000, "GRU": 864_000_000}
+    for cell, reserve in {"LSTM": 736_000_000, "GRU": 864_000_000}.items():
+        assert reserve <= seen[cell]["reserve"] <= reserve + 256  # which a newer cuDNN was seen to add
     for cell, workspace in {"LSTM": 17_730_560, "GRU": 13_169_920}.items():
         assert seen[cell]["weights"] == seen[cell]["parameters"]
         assert workspace <= seen[cell]["transient"]
@@ -158,11 +159,12 @@ def test_captures_cuda_graphs(python: str) -> None:
 
 @each_python
 def test_transforms_and_decomposes(python: str) -> None:
-    """A transform takes a work area as large as its complex side; every decomposition and its backward run."""
+    """A transform works in as much as its complex side, a short one in nothing since CUDA 13; decompositions run."""
     done = answer("decompositions.py", python=python)
     assert (done["errors"], done["unknown"]) == ({}, [])
     result, halved = 1024 * 64 * 8, 1024 * 33 * 8
-    assert done["peaks"] == {"fft": 2 * result, "rfft": 2 * halved, "fft2": 2 * result}
+    areas = 1 if int(done["cuda"].split(".")[0]) < 13 else 0  # of short ones
+    assert done["peaks"] == {"fft": (1 + areas) * result, "rfft": (1 + areas) * halved, "fft2": 2 * result}
     assert done["assumptions"] == [["cufft"], ["cufft", "cusolver"]]
 
 

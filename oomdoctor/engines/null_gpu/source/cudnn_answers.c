@@ -225,9 +225,9 @@ static bool ask(const char *key, const char *card, const char *graph, cudnn_conf
     return answered;
 }
 
-// The first operation of the graph: forward, or the gradient of the weight or of the input.
-static bool is_convolution(const char *graph) {
-    return strstr(graph, ":15=10(") || strstr(graph, ":15=11(") || strstr(graph, ":15=12(");
+// A graph of operations, of which the first is no convolution: neither forward nor the gradient of weight or input.
+static bool is_attention(const char *graph) {
+    return strstr(graph, ":15=") && !strstr(graph, ":15=10(") && !strstr(graph, ":15=11(") && !strstr(graph, ":15=12(");
 }
 
 int null_cudnn_answer(const char *graph, cudnn_configuration **results) {
@@ -238,7 +238,7 @@ int null_cudnn_answer(const char *graph, cudnn_configuration **results) {
     pthread_mutex_lock(&lock);
     bool answered = card && (find_kept(key, results, &count) || ask(key, card, graph, results, &count));
     pthread_mutex_unlock(&lock);
-    if (answered && (count > 0 || is_convolution(graph)))
+    if (answered && (count > 0 || !is_attention(graph)))
         return count;
     if (answered)
         free(*results);  // PyTorch has checked itself whether cuDNN computes such an attention, and has no other plan

@@ -78,4 +78,4 @@ for title, case in CASES.items():
         case()
     except Exception as error:  # noqa: BLE001 - every case is to be told
         errors[title] = f"{type(error).__name__}: {error}"
-leave_with(peaks=peaks, errors=errors, assumptions=[at_first, assumptions()])
+leave_with(cuda=torch.version.cuda, peaks=peaks, errors=errors, assumptions=[at_first, assumptions()])

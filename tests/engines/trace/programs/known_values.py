@@ -74,6 +74,12 @@ def _converted(device: str) -> Any:
     return [flags.int().sum().item(), flags.to(torch.uint8).tolist(), (~flags).tolist(), flags.any().item()]
 
 
+def _filled(device: str) -> Any:
+    ones = torch.ones(2, 3, device=device)
+    fills = torch.full((3,), 2.5, device=device), torch.zeros(2, device=device), torch.full_like(ones, -1)
+    return [ones.bool().all().item(), ones[:, None].to(torch.bool).tolist(), [one.long().tolist() for one in fills]]
+
+
 def _gathered(device: str) -> Any:
     counts = torch.zeros(10, dtype=torch.long, device=device)
     labels = torch.tensor([3, 0, 9, 3]).to(device)
@@ -112,6 +118,7 @@ CASES: dict[str, Callable[[str], Any]] = {
     "compared": _compared,
     "reduced": _reduced,
     "converted": _converted,
+    "filled": _filled,
     "gathered": _gathered,
     "found": _found,
 }
@@ -189,12 +196,15 @@ def _differing(seed: int, device: Any) -> list[object]:
 def _unknown() -> dict[str, Any]:
     """What is read of values that nobody knows: zeros."""
     known = torch.arange(4, device="cuda")
-    drawn, cast = torch.randint(5, 9, (3,), device="cuda"), torch.full((2,), 2.5, device="cuda").long()
+    drawn, cast = torch.randint(5, 9, (3,), device="cuda"), torch.full((2,), 2.5, device="cuda").mul(2).long()
     overwritten = known.clone()
     overwritten[1:] = (torch.ones(3, device="cuda") * 3).long()
     resized = known.clone().resize_(8)
+    written = torch.ones(2, device="cuda")
+    written[0] = 2
     return {
         "drawn": drawn.tolist(),
+        "filled and written": written.int().tolist(),
         "cast": cast.tolist(),
         "overwritten": overwritten.tolist(),
         "mixed": (known + drawn.sum()).tolist(),
