@@ -237,6 +237,23 @@ def test_the_tables_of_accuracy_are_those_of_the_results() -> None:
     assert found["summary"]["trace"]["cases"] >= 38
 
 
+def test_the_comparison_with_a_gpu_is_that_of_the_results() -> None:
+    """What the documentation shows of a real GPU is in the committed file, and within what the project promises."""
+    sys.path.insert(0, str(ROOT / "tests/bench"))
+    from accuracy_page import GPU, with_gpu
+
+    found = json.loads((ROOT / "tests/bench/results" / GPU).read_text(encoding="utf-8"))
+    errors = [abs(error) for row in found["models"].values() for error in row["comparison"]["allocated_bytes"]]
+
+    differences = [row["comparison"]["maximum_relative_error"] or 0.0 for row in found["cases"].values()]
+    lower = sorted(-difference for difference in differences if difference)
+
+    assert with_gpu(page("accuracy.md"), found) == page("accuracy.md")
+    assert f"peaks of {len(errors) // 2} models at two sizes each are at most {max(errors):.1%} off" in PROSE
+    assert f"{len(differences) - len(lower)} of {len(differences)} largest micro-batches are the same" in PROSE
+    assert f"the other two are {lower[0]:.1%} and {lower[1]:.1%} lower" in PROSE
+
+
 def test_the_speed_of_a_frontier_is_the_measured_one() -> None:
     """What the documentation says of twelve lengths was measured, is within the promise, and each cell is a file's."""
     results = json.loads((ROOT / "tests/bench/results/frontier_speed.json").read_text(encoding="utf-8"))
