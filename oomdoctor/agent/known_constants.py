@@ -67,24 +67,27 @@ def number_of(tensor: Any) -> Any:
 
 
 def keep_fill(made: Any, name: str, args: Any, options: dict[str, Any]) -> None:
-    """Keep the number that a new floating-point tensor is filled with.
+    """Keep the number that a new floating-point tensor is filled with, other than the zero that is read anyway.
+
+    A storage that Python has seen is not the gradient's alone, so autograd would no longer add to it in place: what the
+    backward makes is left as it is.
 
     Args:
         made: The tensor, which nobody else has seen.
-        name: The operator that made it, without a namespace.
+        name: The operator that made it, with its namespace.
         args: Its arguments by position.
         options: Its arguments by name.
     """
-    kind = next((kind for kind in ("zeros", "ones", "full") if kind in name), None)
-    if kind is None or not made.dtype.is_floating_point or made.is_inference():
+    is_backward = sys.modules["torch"]._C._current_graph_task_id() != -1
+    if is_backward or "zeros" in name or not made.dtype.is_floating_point or made.is_inference():
         return
-    number = {"zeros": 0, "ones": 1}.get(kind, options.get("fill_value", args[-1] if args else None))
-    if isinstance(number, (int, float)):
+    number = 1 if "ones" in name else options.get("fill_value", args[-1] if args else None)
+    if "arange" not in name and isinstance(number, (int, float)) and number:
         setattr(made.untyped_storage(), _FILL, number)
 
 
 def fill_of(tensor: Any) -> Any:
-    """Return the number that a floating-point tensor was filled with; None where it has others, or they are unknown."""
+    """Return the number that a floating-point tensor was filled with; None where none is known."""
     if not tensor.dtype.is_floating_point or tensor.is_inference() or tensor._version:
         return None
     return getattr(tensor.untyped_storage(), _FILL, None)

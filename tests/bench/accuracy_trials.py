@@ -7,15 +7,19 @@ allocator may hold. The search is the probe's own.
 from __future__ import annotations
 
 import hashlib
+import os
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from measuring import CAPACITIES_GIB, TARGET_BATCH, gibibytes
 from zoo.cases import ZOO, Case
 
+from oomdoctor.engines.catalogue import emulated_environment
 from oomdoctor.engines.choice import Engine
+from oomdoctor.engines.installed import find_torch
+from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
@@ -31,14 +35,13 @@ LARGEST_GIB = max(CAPACITIES_GIB)
 
 
 def request(case: Case, engine: str) -> ProbeRequest:
-    """The question as `oomdoctor probe` asks it, on the largest of the cards."""
+    """The question as `oomdoctor probe` asks it."""
     return ProbeRequest(
         target=case.target,
         directory=ZOO,
         target_batch=TARGET_BATCH,
         variant=Variant(precision=case.precision, optimizer=case.optimizer),
         gpu=case.gpu,
-        memory_bytes=gibibytes(LARGEST_GIB),
         engine=cast("Any", engine),  # a name from the command line; `_engine` sees that there is such a one
     )
 
@@ -71,11 +74,19 @@ def answer(case: Case, engine: str) -> Row:
 
 
 def _engine(question: ProbeRequest) -> Engine:
-    """The engine that was asked for; another one's answers would stand under its name."""
+    """The engine that was asked for, with more memory than some of the cards are ever sold with.
+
+    Raises:
+        UsageError: There is none of that name; another one's answers would stand under it.
+    """
     engine = engine_for(question)
     if engine.kind != question.engine:
         raise UsageError(f"there is no engine `{question.engine}`")
-    return engine
+    card = replace(engine.card, total_bytes=gibibytes(LARGEST_GIB) + engine.card.context_bytes)
+    build = find_torch()
+    if engine.kind == "null" and build is not None:
+        return replace(engine, card=card, environment=null_gpu_environment(card, build, os.environ))
+    return replace(engine, card=card, environment={**engine.environment, **emulated_environment(card, os.environ)})
 
 
 def _ask(case: Case, supervisor: WorkerTrialSource, row: Row) -> None:

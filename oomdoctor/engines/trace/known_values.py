@@ -32,8 +32,8 @@ from oomdoctor.agent.operator_kinds import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_FILLS: Final = (torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar)
-"""Operators that PyTorch fills a new tensor by."""
+_FILL_BY: Final = torch.ops.aten.fill_.Scalar
+"""The operator that PyTorch fills a new tensor by, other than with the zeros that are read anyway."""
 _FILL: Final = "_oomdoctor_fill"
 _FILLING: Final = ("aten::zero_", "aten::fill_.Scalar", "aten::fill_.Tensor")
 """Operators whose result does not depend on what was there before."""
@@ -107,7 +107,7 @@ def keep_fills(operator: Any, args: Any, result: Any) -> None:
         args: Its arguments by position.
         result: What it returned.
     """
-    if operator in _FILLS and is_unobserved():
+    if operator is _FILL_BY and is_unobserved():
         _keep_fill(*args)
     elif operator is torch.ops.aten._to_copy.default and not (result.is_cpu or result.dtype.is_floating_point):  # noqa: SLF001 - PyTorch's name
         number, version = getattr(args[0].untyped_storage(), _FILL, (None, None))
@@ -115,9 +115,10 @@ def keep_fills(operator: Any, args: Any, result: Any) -> None:
             keep_values(result, torch.full(result.shape, number, dtype=result.dtype))
 
 
-def _keep_fill(tensor: torch.Tensor, number: complex = 0) -> None:
+def _keep_fill(tensor: torch.Tensor, number: complex) -> None:
     storage = tensor.untyped_storage()
-    if isinstance(number, int | float) and tensor.numel() * tensor.element_size() == storage.nbytes():
+    is_whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+    if is_whole and isinstance(number, int | float) and number:
         setattr(storage, _FILL, (number, _version(tensor)))
 
 

@@ -76,7 +76,7 @@ def _converted(device: str) -> Any:
 
 def _filled(device: str) -> Any:
     ones = torch.ones(2, 3, device=device)
-    fills = torch.full((3,), 2.5, device=device), torch.zeros(2, device=device), torch.full_like(ones, -1)
+    fills = torch.full((3,), 2.5, device=device), torch.full_like(ones, -1)
     return [ones.bool().all().item(), ones[:, None].to(torch.bool).tolist(), [one.long().tolist() for one in fills]]
 
 
