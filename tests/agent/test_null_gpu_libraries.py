@@ -103,7 +103,7 @@ class Preconditioned(torch.optim.Optimizer):
 
 
 def build_model():
-    return torch.nn.Linear(400, 300)
+    return torch.nn.Linear(400, 3000)
 
 
 def build_optimizer(model):
@@ -115,7 +115,7 @@ def make_batch(batch_size):
 
 
 def training_step(model, batch):
-    return torch.stft(model(batch), 64, return_complex=True).abs().mean()
+    return torch.stft(model(batch), 1024, return_complex=True).abs().mean()
 """
 GRAPHED = """
 import sys, torch

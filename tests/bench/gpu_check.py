@@ -11,7 +11,8 @@ A file's answers of a GPU can be compared with a later null GPU on any machine t
 `--side null --of FILE`.
 
 Usage: python tests/bench/gpu_check.py [--parts PART...] [--examples NAME...] [--caps GIB...] [--resume] [--minutes N]
-                                       [--room GIB] [--convolutions N] [--published N] [--side real|null] [--of FILE]
+                                       [--room GIB] [--convolutions N] [--published N] [--models NAME...]
+                                       [--side real|null] [--of FILE]
 """
 
 from __future__ import annotations
@@ -348,7 +349,8 @@ def main() -> int:
             if name not in results.throughput and time.monotonic() <= deadline:
                 results.keep(results.throughput, name, time_steps(name, workers.start), f"timed {name}")
     if "models" in arguments.parts:
-        chosen = [case for case in gpu_zoo.runnable() if (case.name in results.models) is again]
+        names = arguments.models or [case.name for case in gpu_zoo.runnable()]
+        chosen = [case for case in gpu_zoo.runnable() if case.name in names and (case.name in results.models) is again]
         gpu_zoo.compare(chosen, room, null, sides, results.models, deadline, keep_model)
     print(results.text)
     return int(not results.is_whole)
@@ -375,6 +377,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--timed", nargs="+", default=["resnet50", "gpt2"], metavar="NAME", help="examples to time")
     parser.add_argument("--published", type=int, default=12, metavar="N", help="how many published runs")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="of the zoo; all by default")
     parser.add_argument("--room", type=int, metavar="GIB", help="of the card's memory; all of it by default")
     arguments = parser.parse_args()
     if (arguments.of is not None) != (arguments.side == "null"):

@@ -17,7 +17,19 @@ from oomdoctor.engines.null_gpu.library import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
 
-FEW = ("--convolutions", "5", "--published", "1", "--timed")
+FEW = (
+    "--convolutions",
+    "5",
+    "--published",
+    "1",
+    "--parts",
+    "libraries",
+    "published",
+    "examples",
+    "models",
+    "--models",
+    "lstm",
+)
 SCRIPT = str(ROOT / "tests/bench/gpu_check.py")
 
 
@@ -44,6 +56,7 @@ def test_the_check_compares_both_devices_and_writes_a_file(tmp_path: Path) -> No
         figures = row["comparison"]["figures"]
         assert figures == row["comparison"]["equal"] > 0 or name == "context, loaded eagerly"
     assert len(rows["workspaces of convolutions"]["real"]) == 2 * 5
+    assert found["models"]["lstm"]["comparison"] == {"allocated_bytes": [0.0, 0.0], "reserved_bytes": [0.0, 0.0]}
     for case in found["cases"].values():
         assert case["real"]["maximum"] == case["null"]["maximum"] > 0
         assert set(case["comparison"]["allocated_relative_errors"]) == {0.0}
