@@ -20,6 +20,9 @@ _COLUMNS: Final = (
     *("remedies", ">largest", ">recommended", ">saved", ">a sample", ">fixed"),
     *(">FLOPs", ">touched", ">to host", "keeps", ""),
 )
+_GAINS: Final = (0, 1, 2, 3, 9, 10)
+_COSTS: Final = (0, 4, 5, 6, 7, 8)
+_AND: Final = " + "
 _KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
 _MOST_BEYOND: Final = 3
 _LEAST_ALIKE: Final = 2
@@ -39,12 +42,7 @@ def text(document: PrescribeDocument, terminal: Terminal) -> str:
 
 def _lines(document: PrescribeDocument, terminal: Terminal) -> Iterator[str]:
     result = document.result
-    rows = [_row(row, result) for row in _measured(result)]
-    columns = [
-        gpus.Column(heading.removeprefix(">"), [row[place] for row in rows], right=heading.startswith(">"))
-        for place, heading in enumerate(_COLUMNS)
-    ]
-    yield from gpus.table(columns, terminal)
+    yield from _tables([_row(row, result) for row in _measured(result)], terminal)
     yield ""
     yield from (visible(sentence(line)) for line in _legend(result))
     if left := list(_left(result)):
@@ -73,6 +71,33 @@ def _lines(document: PrescribeDocument, terminal: Terminal) -> Iterator[str]:
     for warning in result.warnings:
         yield ""
         yield visible(sentence(warning))
+
+
+def _tables(rows: Sequence[Sequence[str]], terminal: Terminal) -> Iterator[str]:
+    """Yield one table, or two where a terminal is too narrow: what each row gains, and what it takes."""
+    _, rule, *_ = whole = gpus.table(_columns(range(len(_COLUMNS)), rows), terminal)
+    if len(rule) <= terminal.width:
+        yield from whole
+        return
+    folded = [line for row in rows for line in _folded(row)]
+    yield from gpus.table(_columns(_GAINS, folded), terminal)
+    yield ""
+    yield from gpus.table(_columns(_COSTS, folded), terminal)
+
+
+def _columns(places: Sequence[int], rows: Sequence[Sequence[str]]) -> list[gpus.Column]:
+    headings = [(place, _COLUMNS[place]) for place in places]
+    return [
+        gpus.Column(heading.removeprefix(">"), [row[place] for row in rows], right=heading.startswith(">"))
+        for place, heading in headings
+    ]
+
+
+def _folded(row: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield a row whose name has one remedy a line."""
+    first, *others = row[0].split(_AND)
+    yield (first, *row[1:])
+    yield from ((f" {_AND.lstrip()}{name}", *("" for _ in row[1:])) for name in others)
 
 
 # A comment on GitHub holds 65,536 characters; each part has its share of them.
@@ -208,7 +233,7 @@ def _row(row: MeasuredRemedies, result: PrescribeResult) -> tuple[str, ...]:
     sizes = (str(size) if size else "-" for size in (row.maximum, row.recommended))
     saved = _saved(row, result.plain) if row.remedies else ""
     return (
-        " + ".join(row.remedies) or "as it is",
+        _AND.join(row.remedies) or "as it is",
         *sizes,
         saved,
         optional_size(row.bytes_per_sample),
@@ -320,7 +345,7 @@ def _left(result: PrescribeResult) -> Iterator[str]:
     alike: dict[tuple[str, str], list[str]] = {}
     for row in (*result.alone, *result.combined):
         if row.outcome != "measured":
-            alike.setdefault((words[row.outcome], row.problem or "-"), []).append(" + ".join(row.remedies))
+            alike.setdefault((words[row.outcome], row.problem or "-"), []).append(_AND.join(row.remedies))
     for (how, why), names in alike.items():
         verb = _PLURALS.get(how, how) if len(names) > 1 else how
         yield f"{', '.join(names)}: {verb}: {why}"
@@ -387,7 +412,7 @@ def _same_recommended(result: PrescribeResult) -> Iterator[str]:
     """Yield which remedies raise the maximum alone, and nothing for whoever takes the recommended size."""
     plain = result.plain
     names = [
-        " + ".join(row.remedies)
+        _AND.join(row.remedies)
         for row in _measured(result)
         if row.maximum > plain.maximum and row.recommended <= plain.recommended
     ]

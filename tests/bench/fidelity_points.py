@@ -89,9 +89,7 @@ def is_allocated(row: Row) -> bool:
 def answer(row: Row, settings: Settings) -> Row:
     """Run a row: its peak, or why there is none."""
     target = f"published_points.py:build_model({settings.model})"
-    question = build_request(
-        target, directory=ZOO, gpu=settings.card, memory="80GiB", engine="null", precision=settings.precision
-    )
+    question = build_request(target, directory=ZOO, gpu=settings.card, engine="null", precision=settings.precision)
     try:
         with WorkerTrialSource(
             question, parse_reference(target, directory=ZOO), engine_for(question).environment

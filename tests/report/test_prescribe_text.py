@@ -122,3 +122,23 @@ def test_a_command_that_is_told_no_accumulation_steps_does_not_reach_the_target_
     lines = shown(prescribed(accumulation=plan))
     assert "1 accumulation step reaches 20 samples, and not the target batch of 256." in lines
     assert "13 accumulation steps reach the target batch of 256." in shown(prescribed())
+
+
+def test_a_narrow_terminal_has_two_tables_with_a_remedy_a_line() -> None:
+    """What each row gains and what it takes, in which every cell of the one table of a wide terminal stands."""
+    both = row("fused-cross-entropy", "checkpoint-keep-attention", maximum=214)
+    document = prescribed(combined=(both,), alone=())
+
+    wide = prescribe.text(document, Terminal(width=200)).splitlines()
+    narrow = prescribe.text(document, Terminal(width=80)).splitlines()
+
+    tables = narrow[:5], narrow[6:11]
+    assert max(map(len, narrow[:11])) <= 80
+    assert narrow[11:] == wide[4:]
+    for lines in tables:
+        assert lines[0].startswith("remedies  ")
+        assert lines[3].startswith("fused-cross-entropy  ")
+        assert lines[4] == " + checkpoint-keep-attention"
+    for place, name in ((0, "remedies"), (2, "as it is"), (3, "fused-cross-entropy")):
+        cells = " ".join(lines[place].removeprefix(name) for lines in tables).split()
+        assert sorted(cells) == sorted(wide[place].replace(lines[4], "").removeprefix(name).split())
