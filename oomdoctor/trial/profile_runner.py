@@ -10,7 +10,7 @@ from oomdoctor.errors import OomdoctorError
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.probe_search import micro_steps
 from oomdoctor.trial.answer import ProfiledAnswer
-from oomdoctor.trial.worker_answers import ProfileOutcome
+from oomdoctor.trial.worker_answers import ProfileOutcome, differing_peaks
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ProfileRunner:
         if size == 0:
             return ProfiledAnswer()
         if self.engine.kind == "trace":
-            return ProfiledAnswer(reasons=(Reason("memory", _NOT_TRACED),))
+            return ProfiledAnswer(reasons=(Reason("memory", _NOT_TRACED),), warnings=self._differing(maximum))
         self.progress.stage(f"recording memory at micro-batch {size}")
         if maximum > 0 and not (
             self._plain_trial(size) is None and any(trial.micro_batch == size for trial in self.trials)
@@ -82,12 +82,27 @@ class ProfileRunner:
         warning = f"micro-batch {size} does not fit, so memory was recorded at {maximum}, the largest that does"
         return replace(answer, warnings=(warning, *answer.warnings))
 
+    def _differing(self, maximum: int) -> tuple[str, ...]:
+        """Return a warning where the trial at the maximum, run once more, takes other memory."""
+        plain = self._plain_trial(maximum)
+        if plain is None:
+            return ()
+        again = self._again(plain)
+        if again.outcome is not plain.outcome:
+            return (f"micro-batch {maximum} {_VARIES}",)
+        peaks = [peak for peak in (plain.peak_allocated_bytes, again.peak_allocated_bytes) if peak is not None]
+        return (differing_peaks(peaks),) if len(set(peaks)) > 1 else ()
+
+    def _again(self, trial: Trial) -> Trial:
+        steps = micro_steps(trial.micro_batch, self.share)
+        return self.source.run(trial.micro_batch, micro_steps=steps, allowed_bytes=trial.allowed_bytes)
+
     def _why_larger(self, size: int) -> str:
         """Return why a size is not recorded on the card itself; one that fitted is tried once more for that."""
         plain = self._plain_trial(size)
         if plain is None:
             return "does not fit"
-        again = self.source.run(size, micro_steps=micro_steps(size, self.share), allowed_bytes=plain.allowed_bytes)
+        again = self._again(plain)
         if (again.outcome, again.peak_allocated_bytes) == (plain.outcome, plain.peak_allocated_bytes):
             return "just fits, and not while it is recorded"
         return _VARIES

@@ -16,9 +16,10 @@ from oomdoctor.results.prescribe import StepCost  # noqa: TC001
 from oomdoctor.results.verify import VerifyResult  # noqa: TC001
 from oomdoctor.search.trial_source import TrialProblem  # noqa: TC001
 from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
+from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,3 +256,14 @@ class Died:
     """The worker has ended, as its guardian reports."""
 
     return_code: int
+
+
+def differing_peaks(peaks_bytes: Sequence[int]) -> str:
+    """Say how far apart the peaks of trials at one size were."""
+    least, most = format_size(min(peaks_bytes)), format_size(max(peaks_bytes))
+    apart = format_size(max(peaks_bytes) - min(peaks_bytes))
+    told = f"{least} to {most}" if least != most else f"{most}, {apart} apart"
+    return (
+        f"no two trials of this target allocate the same memory: at this size {told}, and training may need more; "
+        "where `make_batch` draws lengths at random, let it make the longest"
+    )

@@ -33,6 +33,7 @@ FEW = (
 SCRIPT = str(ROOT / "tests/bench/gpu_check.py")
 
 
+@pytest.mark.timeout(900)
 def test_the_check_compares_both_devices_and_writes_a_file(tmp_path: Path) -> None:
     """On a GPU of the machine every question goes to both devices; against a null GPU no figure differs."""
     build = find_torch()

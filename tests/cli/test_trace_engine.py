@@ -74,6 +74,26 @@ def _trials(result: dict[str, Any]) -> dict[tuple[int, int], list[Any]]:
     }
 
 
+@pytest.mark.parametrize("engine", ["trace", pytest.param("null", marks=pytest.mark.null_gpu)])
+def test_lengths_that_are_drawn_are_told(oomdoctor_here: Run, tmp_path: Path, engine: str) -> None:
+    """Where the trial at the maximum takes other memory once more, the result warns and says what to do."""
+    drawn = """
+        import random
+        def make_batch(batch_size):
+            longest = random.choice(range(20_000, 400_000, 1024))
+            return torch.zeros(batch_size, 1024), torch.zeros(batch_size, longest)
+    """
+    write_target(
+        tmp_path, make_batch=drawn, training_step="def training_step(model, batch):\n    return model(batch[0]).sum()"
+    )
+
+    result = _probe(oomdoctor_here, "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", engine)
+
+    told = [line for line in result["warnings"] if "no two trials of this target allocate the same memory" in line]
+    assert len(told) == 1
+    assert "where `make_batch` draws lengths at random, let it make the longest" in told[0]
+
+
 @pytest.mark.null_gpu
 @pytest.mark.parametrize(("example", "precision"), [("gpt2", "bf16"), ("resnet50", "fp32")])
 def test_a_trace_answers_as_the_null_gpu(oomdoctor_here: Run, example: str, precision: str) -> None:

@@ -22,6 +22,7 @@ from oomdoctor.engines.installed import TorchBuild, find_torch
 from oomdoctor.engines.null_gpu.library import environment
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome
+from oomdoctor.results.variant import Variant
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import workspace_reason
 from oomdoctor.trial.client import WorkerTrialSource
@@ -185,6 +186,20 @@ def test_a_trial_keeps_no_plan_of_a_tighter_one(engine: str, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("forked_workers")
+@pytest.mark.usefixtures("forked_workers")
+def test_a_retry_beside_a_normalization_is_none_for_a_workspace(tmp_path: Path) -> None:
+    """Batch normalization asks cuDNN for its reserve as well; what is allocated after that is no workspace."""
+    target = "torchvision:mobilenet_v3_small"
+    asked = []
+    for engine in ("null", "trace"):
+        request = ProbeRequest(target=target, directory=tmp_path, variant=Variant(precision="fp16"))
+        card = choose_engine(engine=engine, gpu="t4", device=None, memory_bytes=None, base=os.environ).environment
+        with WorkerTrialSource(request, parse_reference(target, directory=tmp_path), card) as source:
+            source.load()
+            asked.append(source.run(61, micro_steps=1, allowed_bytes=665 << 20))
+    assert {(trial.outcome, trial.alloc_retries, trial.workspace_retries) for trial in asked} == {(Outcome.FITS, 1, 1)}
+
+
 def test_what_is_given_back_between_trials_is_no_retry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A trial after another with the same sizes had to retry nothing, with cuDNN's older interface as well."""
     monkeypatch.setenv("TORCH_CUDNN_V8_API_DISABLED", "1")

@@ -34,8 +34,7 @@ from oomdoctor.trial.profile.marks import (
 )
 from oomdoctor.trial.profile.operators import OperatorMarker, lines_at
 from oomdoctor.trial.trial import run_trial
-from oomdoctor.trial.worker_answers import ProfileOutcome
-from oomdoctor.units import format_size
+from oomdoctor.trial.worker_answers import ProfileOutcome, differing_peaks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -327,12 +326,7 @@ def _differs(found: Sequence[ProfileOutcome], peak_allocated_bytes: int | None) 
     """Say how far apart the peaks of trials at one size were."""
     peaks = [outcome.memory.peak_allocated_bytes for outcome in found if outcome.memory is not None]
     peaks += [] if peak_allocated_bytes is None else [peak_allocated_bytes]
-    least, most = format_size(min(peaks)), format_size(max(peaks))
-    told = f"{least} to {most}" if least != most else f"{most}, {format_size(max(peaks) - min(peaks))} apart"
-    return (
-        f"no two trials of this target allocate the same memory: at this size {told}, "
-        "and training may need more; these figures are those of one of them"
-    )
+    return f"{differing_peaks(peaks)}; these figures are those of one of them"
 
 
 class OperatorMeter(TrialMeter):

@@ -188,7 +188,9 @@ SERVED int cudnnCreateTensorDescriptor(handle *d) {
     return 0;
 }
 
+// Batch normalization asks for the size of its reserve with a handle and a descriptor of that question alone.
 SERVED int cudnnDestroyTensorDescriptor(handle d) {
+    null_cudnn_is_described();
     free(d);
     return 0;
 }
