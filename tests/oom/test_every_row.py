@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from oomdoctor.agent.oom_errors import PATH, Row, parse_plainly, table
 from oomdoctor.diagnose.events import read_events
 from oomdoctor.diagnose.text.scan import scan
+from oomdoctor.results.diagnosis import Facts
 from oomdoctor.run.environment import with_agent
 
 PROGRAM = Path(__file__).with_name("programs") / "raise_errors.py"
@@ -55,6 +58,14 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     assert set(names.values()) == {error["name"] for error in errors}, ended.stderr
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "reports").glob("rank*-*/report.json")]
     return {names[str(report["pid"])]: report for report in found}
+
+
+@by_row
+def test_numbers_are_read_into_facts(row: Row) -> None:
+    """Each group of a row's numbers is a field of `Facts`, and no expression has a space, which would never match."""
+    groups = {name for numbers in row.numbers for name in re.findall(r"\(\?P<(\w+)>", numbers)}
+    assert groups <= {*(field.name for field in fields(Facts)), "free_total"}  # two numbers in one
+    assert not any(" " in numbers for numbers in row.numbers)
 
 
 @by_row

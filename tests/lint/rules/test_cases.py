@@ -44,8 +44,9 @@ def test_the_examples_in_a_rule_are_what_they_say(rule) -> None:  # noqa: ANN001
 def test_each_rule_has_its_variants(rule) -> None:  # noqa: ANN001
     """At least eight scripts have the mistake in different forms, and as many only look so."""
     names = [case.name for case in lint_cases.CASES if case.code == rule.code]
-    assert sum(name.startswith("bad_") for name in names) >= 8
-    assert sum(name.startswith("good_") for name in names) >= 8
+    wanted = f"tests/lint/cases/{rule.code}.md needs eight `bad_` and eight `good_` cases"
+    assert sum(name.startswith("bad_") for name in names) >= 8, wanted
+    assert sum(name.startswith("good_") for name in names) >= 8, wanted
 
 
 def fixed(case: Case, folder: Path) -> str:
