@@ -20,8 +20,8 @@ _COLUMNS: Final = (
     *("remedies", ">largest", ">recommended", ">saved", ">a sample", ">fixed"),
     *(">FLOPs", ">touched", ">to host", "keeps", ""),
 )
-_GAINS: Final = (0, 1, 2, 3, 9, 10)
-_COSTS: Final = (0, 4, 5, 6, 7, 8)
+_COSTS: Final = (">a sample", ">fixed", ">FLOPs", ">touched", ">to host")
+"""What stands in a table of its own where a terminal is narrow; the other columns are what a row gains."""
 _AND: Final = " + "
 _KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
 _MOST_BEYOND: Final = 3
@@ -75,21 +75,23 @@ def _lines(document: PrescribeDocument, terminal: Terminal) -> Iterator[str]:
 
 def _tables(rows: Sequence[Sequence[str]], terminal: Terminal) -> Iterator[str]:
     """Yield one table, or two where a terminal is too narrow: what each row gains, and what it takes."""
-    _, rule, *_ = whole = gpus.table(_columns(range(len(_COLUMNS)), rows), terminal)
+    _, rule, *_ = whole = gpus.table(_columns(_COLUMNS, rows), terminal)
     if len(rule) <= terminal.width:
         yield from whole
         return
     folded = [line for row in rows for line in _folded(row)]
-    yield from gpus.table(_columns(_GAINS, folded), terminal)
+    yield from gpus.table(_columns([name for name in _COLUMNS if name not in _COSTS], folded), terminal)
     yield ""
-    yield from gpus.table(_columns(_COSTS, folded), terminal)
+    yield from gpus.table(_columns((_COLUMNS[0], *_COSTS), folded), terminal)
 
 
-def _columns(places: Sequence[int], rows: Sequence[Sequence[str]]) -> list[gpus.Column]:
-    headings = [(place, _COLUMNS[place]) for place in places]
+def _columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[gpus.Column]:
+    """Return some of `_COLUMNS`, with their cells of rows that have all of them."""
     return [
-        gpus.Column(heading.removeprefix(">"), [row[place] for row in rows], right=heading.startswith(">"))
-        for place, heading in headings
+        gpus.Column(
+            heading.removeprefix(">"), [row[_COLUMNS.index(heading)] for row in rows], right=heading.startswith(">")
+        )
+        for heading in headings
     ]
 
 

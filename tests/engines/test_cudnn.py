@@ -186,7 +186,6 @@ def test_a_trial_keeps_no_plan_of_a_tighter_one(engine: str, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.usefixtures("forked_workers")
 def test_a_retry_beside_a_normalization_is_none_for_a_workspace(tmp_path: Path) -> None:
     """Batch normalization asks cuDNN for its reserve as well; what is allocated after that is no workspace."""
     target = "torchvision:mobilenet_v3_small"
@@ -200,6 +199,7 @@ def test_a_retry_beside_a_normalization_is_none_for_a_workspace(tmp_path: Path) 
     assert {(trial.outcome, trial.alloc_retries, trial.workspace_retries) for trial in asked} == {(Outcome.FITS, 1, 1)}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_is_given_back_between_trials_is_no_retry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A trial after another with the same sizes had to retry nothing, with cuDNN's older interface as well."""
     monkeypatch.setenv("TORCH_CUDNN_V8_API_DISABLED", "1")
