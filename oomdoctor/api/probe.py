@@ -114,6 +114,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         UsageError: The question contradicts itself.
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
+        KeyboardInterrupt: Somebody interrupted; its `document`, where it has one, has the answer.
     """
     request = build_request(
         target,
@@ -147,7 +148,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         with_eval=with_eval,
         eval_batch=eval_batch,
     )
-    return document_of(run_probe(request, progress or SilentProgress()))
+    return document_of(run_probe(request, progress or SilentProgress(), partial=True))
 
 
 class ProbeOptions(TypedDict, total=False):

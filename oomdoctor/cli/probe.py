@@ -166,7 +166,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
     from oomdoctor.request import as_option, build_request, build_searched
-    from oomdoctor.trial.answer import document_of
+    from oomdoctor.trial.answer import ProbeInterrupted, document_of
     from oomdoctor.trial.probe import probe as run_probe
 
     # What a dry run explains is text, whatever the file is called.
@@ -246,13 +246,16 @@ def probe(  # noqa: PLR0913 - one parameter an option
                 document: Document = find_frontier(asked, progress)
         elif executor is not None:
             raise UsageError("`--executor` is for many probes", hint="name sizes with `--over`")
+        elif dry_run:
+            raise typer.Exit(_dry_run(build(at=given), progress, output))
         else:
-            request = build(at=given)
-            if dry_run:
-                raise typer.Exit(_dry_run(request, progress, output))
-            document = document_of(run_probe(request, progress))
+            document = document_of(run_probe(build(at=given), progress, partial=True))
     except OomdoctorError as error:
         render_failure("probe", error, chosen, output)
+        raise
+    except ProbeInterrupted as interrupt:
+        progress.close()
+        render(interrupt.document, chosen, output)
         raise
     finally:
         progress.close()

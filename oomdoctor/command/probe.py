@@ -12,13 +12,14 @@ from oomdoctor.command.notes import reasons, warnings
 from oomdoctor.command.supervisor import CommandSupervisor
 from oomdoctor.command.template import accumulates, check_command, fill_command, fill_value
 from oomdoctor.engines.choice import choose_engine
+from oomdoctor.engines.monitor import OtherProcesses
 from oomdoctor.request import command_line
 from oomdoctor.results import Accumulation, CommandPlan, EditedLiteral, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import find_plain
 from oomdoctor.search.memory_at_maximum import find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, plan_accumulation
-from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
+from oomdoctor.trial.answer import Answer, DryRun, Findings, ProbeInterrupted, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED
 from oomdoctor.trial.worker_answers import HeldMemory, LoadedTarget
 
@@ -70,6 +71,7 @@ def probe_command(
     *,
     stop: CancelToken | None = None,
     kept: KeptForkServer | None = None,
+    partial: bool = False,
 ) -> ProbeRun:
     """Find the largest micro-batch that fits, and the plan that reaches the target batch.
 
@@ -78,12 +80,14 @@ def probe_command(
         progress: Told of each stage and trial.
         stop: Ends the probe from another thread.
         kept: The fork server of several probes of the command; None for one of its own.
+        partial: Whether an answer is worth having where an interrupt came before what follows it.
 
     Raises:
         UsageError: The question contradicts itself.
         TargetError: The command is at fault.
         NoAnswerError: No device, or a time limit.
-        KeyboardInterrupt: The stop was set.
+        ProbeInterrupted: Somebody interrupted after the answer, which it has; only where it may be partial.
+        KeyboardInterrupt: The stop was set, or somebody interrupted.
     """
     share = share_of_command(request)
     engine = engine_for_command(request)
@@ -106,21 +110,31 @@ def probe_command(
         has_plan = own == 1 and searched is None
         plan = _checked_plan(request, session, search.maximum, recommended) if has_plan else None
         supervisor.settle()
-        if search.maximum:
-            supervisor.outlast(search.maximum, micro_steps=session.micro_steps(search.maximum))
-        findings = Findings(
-            loaded=_loaded(supervisor),
-            search=search,
-            answer=Answer(recommended, plan, plain_maximum=plain),
-            trials=tuple(session.trials),
-            recorded=ProfiledAnswer(
-                reasons=reasons(request, supervisor),
-                warnings=warnings(request, supervisor, search, session.trials),
-            ),
-            moved=others.moved(),
-        )
-        if request.profiles and size:
-            findings = replace(findings, least_memory=_least_memory(session, supervisor, size, progress))
+
+        def known() -> Findings:
+            return Findings(
+                loaded=_loaded(supervisor),
+                search=search,
+                answer=Answer(recommended, plan, plain_maximum=plain),
+                trials=tuple(session.trials),
+                recorded=ProfiledAnswer(
+                    reasons=reasons(request, supervisor),
+                    warnings=warnings(request, supervisor, search, session.trials),
+                ),
+                moved=others.moved(),
+            )
+
+        findings, is_whole = known(), True
+        try:
+            if search.maximum:
+                supervisor.outlast(search.maximum, micro_steps=session.micro_steps(search.maximum))
+                findings = known()
+            if request.profiles and size:
+                findings = replace(findings, least_memory=_least_memory(session, supervisor, size, progress))
+        except KeyboardInterrupt:
+            if not partial:
+                raise
+            findings, is_whole = findings.interrupted(), False
         result = build_result(request, engine, supervisor, others, findings)
         sizes = None if plan is None else plan.fixed_size
         if plan is None and searched is None and size and (own > 1 or request.target_batch is None):
@@ -131,7 +145,10 @@ def probe_command(
         nccl = nccl_memory(supervisor.observations.communicators) if request.variant.lone_rank else None
         host_bytes = supervisor.observations.host_bytes.get(search.maximum, 0)
         result = replace(result, command_plan=words, nccl=nccl)
-        return ProbeRun(result, supervisor.versions, used, supervisor.changes, host_bytes)
+        found = ProbeRun(result, supervisor.versions, used, supervisor.changes, host_bytes, is_whole=is_whole)
+        if not is_whole:
+            raise ProbeInterrupted(found)
+        return found
 
 
 def _least_memory(

@@ -27,6 +27,9 @@ _SHELL_NOTE: Final = (
     "`pip uninstall pynvml`, then `pip install --force-reinstall nvidia-ml-py`, which has the module"
 )
 
+_TOLERANCE_BYTES: Final = 2 * 1024**2
+"""One page of the driver: less than this cannot change what an allocation finds."""
+
 
 def read_gpus() -> GpuReading:
     """Read every GPU of this machine.
@@ -117,6 +120,33 @@ def other_process_bytes(
     except NoAnswerError:
         return None
     return None if gpu is None else held_by_others(gpu, own_pids)
+
+
+class OtherProcesses:
+    """Other processes' memory on the probed GPU, read while no process of ours is on it: before and after.
+
+    Args:
+        device: Index or UUID of the local GPU; None where the device is not shared (a null GPU).
+
+    Attributes:
+        before_bytes: What they held when the probe began; None where nobody can say.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        self.before_bytes = self._read()
+
+    def moved(self) -> bool | None:
+        """Return whether they hold more or less than before; None where that cannot be read."""
+        if self._device is None:
+            return False
+        now = self._read()
+        if now is None or self.before_bytes is None:
+            return None
+        return abs(now - self.before_bytes) > _TOLERANCE_BYTES
+
+    def _read(self) -> int | None:
+        return None if self._device is None else other_process_bytes(self._device)
 
 
 def held_by_others(gpu: LocalGpu, own_pids: Collection[int] = ()) -> int | None:

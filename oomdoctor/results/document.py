@@ -42,14 +42,17 @@ class _Planless:
 _PLAN_HINT = "give a file that `oomdoctor probe` wrote with `--json`"
 
 
+ProbeStatus: TypeAlias = Literal["fits", "limited", "nothing_fits", "interrupted"]
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeDocument:
     """The document of `oomdoctor probe`.
 
     Attributes:
         command: The command that wrote it.
-        status: `fits` (a micro-batch fits), `limited` (one fits, and a limit that is not memory ended the search) or
-            `nothing_fits`.
+        status: `fits` (a micro-batch fits), `limited` (one fits, and a limit that is not memory ended the search),
+            `nothing_fits` or `interrupted` (the answer stands, and what follows it is missing in part or in whole).
         exit_code: What the command exited with.
         versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
         result: What the command found.
@@ -57,7 +60,7 @@ class ProbeDocument:
     """
 
     command: Literal["probe"]
-    status: Literal["fits", "limited", "nothing_fits"]
+    status: ProbeStatus
     exit_code: int
     versions: dict[str, str]
     result: ProbeResult

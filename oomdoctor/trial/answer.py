@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oomdoctor import __version__
@@ -10,8 +10,7 @@ from oomdoctor.agent.unknown_reads import bound_warnings, describe_reads
 from oomdoctor.engines.catalogue import all_cards
 from oomdoctor.engines.cudnn_library import PROBLEM, cudnn_version
 from oomdoctor.engines.installed import find_torch
-from oomdoctor.engines.monitor import other_process_bytes
-from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK
+from oomdoctor.errors import EXIT_GATE, EXIT_INTERRUPTED, EXIT_NO_ANSWER, EXIT_OK
 from oomdoctor.results import Device, MicroBatch, Outcome, ProbeDocument, ProbeResult, Reason, Trial
 from oomdoctor.units import format_size
 
@@ -20,9 +19,11 @@ if TYPE_CHECKING:
 
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.engines.choice import Engine
+    from oomdoctor.engines.monitor import OtherProcesses
     from oomdoctor.remedies.file_edit import AppliedChange
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Accumulation, EvaluationMemory, Guidance, LeastMemory, StepMemory
+    from oomdoctor.results.document import ProbeStatus
     from oomdoctor.results.prescribe import StepCost
     from oomdoctor.results.throughput import Throughput
     from oomdoctor.search.bracket import SearchResult
@@ -42,6 +43,7 @@ class ProbeRun:
         changes: What the variant changed in the target.
         host_bytes: Bytes that a forward at the maximum moves to the host, where activations are offloaded.
         cost: What a step computes and touches; None where that was not asked for or could not be counted.
+        is_whole: False where it was interrupted between its answer and its end.
     """
 
     result: ProbeResult
@@ -50,6 +52,7 @@ class ProbeRun:
     changes: tuple[AppliedChange, ...] = ()
     host_bytes: int = 0
     cost: StepCost | None = None
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class Findings:
         least_memory: Memory in which the recommended size still runs; None where that was not looked for.
         throughput: How fast each of several sizes trains; None where that was not asked for.
         evaluation: What an evaluation between the training steps takes; None where none was asked for.
+        cost: What a step computes and touches; None where that was not asked for or could not be counted.
     """
 
     loaded: LoadedTarget
@@ -121,11 +125,16 @@ class Findings:
     answer: Answer | None
     trials: tuple[Trial, ...]
     recorded: ProfiledAnswer
-    moved: bool | None
+    moved: bool | None = None
     guidance: Guidance | None = None
     least_memory: LeastMemory | None = None
     throughput: Throughput | None = None
     evaluation: EvaluationMemory | None = None
+    cost: StepCost | None = None
+
+    def interrupted(self) -> Findings:
+        """Return them with the warning that what a probe looks for after its answer may be missing."""
+        return replace(self, recorded=replace(self.recorded, warnings=(_INTERRUPTED, *self.recorded.warnings)))
 
 
 def build_result(
@@ -296,6 +305,10 @@ _GENERATION = (
 OWN_PRECISION = "precision of its own"
 """Name of a command's precision, which only the command itself knows."""
 
+_INTERRUPTED = (
+    "the probe was interrupted when it had its answer: what it does after that is missing in part or in whole, "
+    "such as what memory is made of, and whether steps beyond a trial's take more"
+)
 _NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"
 _TRACED_PEAKS = (
     "counted by a simulation of PyTorch's caching allocator, from what each operator of the step would allocate"
@@ -399,44 +412,30 @@ def _why_not_placed(loaded: LoadedTarget) -> str:
     return f"the weights alone do not fit; the smallest known card where they would is `{smallest.key}` ({size})"
 
 
-_TOLERANCE_BYTES = 2 * 1024**2
-"""One page of the driver: less than this cannot change what an allocation finds."""
-
-
-class OtherProcesses:
-    """Other processes' memory on the probed GPU, read while no process of ours is on it: before and after.
-
-    Args:
-        device: Index or UUID of the local GPU; None where the device is not shared (a null GPU).
+class ProbeInterrupted(KeyboardInterrupt):
+    """An interrupt of a probe that had its answer.
 
     Attributes:
-        before_bytes: What they held when the probe began; None where nobody can say.
+        document: The answer, and what was found after it until then.
     """
 
-    def __init__(self, device: str | None) -> None:
-        self._device = device
-        self.before_bytes = self._read()
-
-    def moved(self) -> bool | None:
-        """Return whether they hold more or less than before; None where that cannot be read."""
-        if self._device is None:
-            return False
-        now = self._read()
-        if now is None or self.before_bytes is None:
-            return None
-        return abs(now - self.before_bytes) > _TOLERANCE_BYTES
-
-    def _read(self) -> int | None:
-        return None if self._device is None else other_process_bytes(self._device)
+    def __init__(self, run: ProbeRun) -> None:
+        super().__init__()
+        self.document = document_of(run)
 
 
 def document_of(found: ProbeRun) -> ProbeDocument:
-    """Return the document of a finished probe, with its status and exit code."""
+    """Return the document of a probe, with its status and exit code."""
     answer = found.result.micro_batch
+    status: ProbeStatus = "limited" if answer.limited_by == "limit" else "fits"
+    if not found.is_whole:
+        status = "interrupted"
+    elif not answer.maximum:
+        status = "nothing_fits"
     return ProbeDocument(
         command="probe",
-        status="nothing_fits" if not answer.maximum else "limited" if answer.limited_by == "limit" else "fits",
-        exit_code=_exit_code(found.result),
+        status=status,
+        exit_code=_exit_code(found.result) if found.is_whole else EXIT_INTERRUPTED,
         versions={"oomdoctor": __version__, **found.versions},
         result=found.result,
     )

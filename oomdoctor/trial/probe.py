@@ -12,6 +12,7 @@ from oomdoctor.command.probe import dry_run_command, engine_for_command, plain_m
 from oomdoctor.command.trial import SocketDirectory
 from oomdoctor.command.world import RankProbes, probe_ranks, probe_ranks_of_command, rank_for_dry_run
 from oomdoctor.engines.choice import Engine, choose_engine
+from oomdoctor.engines.monitor import OtherProcesses
 from oomdoctor.errors import OomdoctorError, RanksNeededError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
@@ -23,7 +24,7 @@ from oomdoctor.trial.answer import (
     Answer,
     DryRun,
     Findings,
-    OtherProcesses,
+    ProbeInterrupted,
     ProbeRun,
     ProfiledAnswer,
     build_result,
@@ -59,6 +60,7 @@ def probe(  # noqa: PLR0913 - a command is forked, and a file started, by someth
     stop: CancelToken | None = None,
     start: WorkerStarter | None = None,
     kept: KeptForkServer | None = None,
+    partial: bool = False,
 ) -> ProbeRun:
     """Find the largest micro-batch that fits, and the plan that reaches the target batch.
 
@@ -69,22 +71,24 @@ def probe(  # noqa: PLR0913 - a command is forked, and a file started, by someth
         stop: Ends the probe from another thread.
         start: Starts the workers of a file; None for fresh interpreters.
         kept: The fork server of several probes of a command; None for one of its own.
+        partial: Whether an answer is worth having where an interrupt came before what follows it.
 
     Raises:
         UsageError: The question contradicts itself.
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
-        KeyboardInterrupt: The stop was set.
+        ProbeInterrupted: Somebody interrupted after the answer, which it has; only where it may be partial.
+        KeyboardInterrupt: The stop was set, or somebody interrupted.
     """
     if request.command is not None:
         if launch_of(request) is None:
-            return probe_command(request, progress, stop=stop, kept=kept)
+            return probe_command(request, progress, stop=stop, kept=kept, partial=partial)
         return probe_ranks_of_command(request, progress, stop=stop)
     if request.variant.devices > 1:
         return _probe_devices(request, progress, stop, start)
     try:
         if not names_ranks(request):
-            return _probe_file(request, progress, engine, stop, start)
+            return _probe_file(request, progress, engine, stop, start, partial=partial)
     except RanksNeededError:
         pass
     with WorkerPool(stop or CancelToken()) as workers:
@@ -128,48 +132,80 @@ def _probe_file(  # noqa: PLR0913 - as `probe`
     start: WorkerStarter | None,
     *,
     known: int = 0,
+    partial: bool = False,
 ) -> ProbeRun:
     """Probe a file; where a rank before this one fits `known`, memory is recorded only if this one fits less."""
-    with _running(request, progress, engine, stop, start) as run:
-        search = None if run.loaded.placement_error else run.probe_search.find_maximum(run.loaded.weights_bytes or 0)
-        if run.warm_start is not None:
-            run.warm_start.close()  # what it holds of the host's memory is of no more use
-        recommended = 0 if search is None else run.probe_search.find_recommended(search, request.headroom)
-        answer = None if search is None else _answer(request, run, search, recommended)
-        if search is not None and search.maximum:
-            run.source.outlast(search.maximum, micro_steps=run.probe_search.micro_steps(search.maximum))
-            run.source.weigh_graph(search.maximum)
-            run.source.weigh_logits(search.maximum)
-        evaluation = None if search is None else _evaluation(request, run, search)
-        if known:
-            request = replace(request, profiles=request.profiles and search is not None and 0 < search.maximum < known)
-            if request.profiles:
-                request = replace(request, profile_micro_batch=None)
-        if search is not None and (run.engine.kind == "trace" or not request.profiles):
-            run.probe_search.try_profiled(request.profile_micro_batch, search.maximum)
-        throughput = None
-        if request.fastest and search is not None and search.maximum:
-            timing = ThroughputRunner(request, run.source, run.probe_search, run.engine.kind == "cuda", progress)
-            throughput = timing.run(search.maximum, recommended)
-        trials = tuple(run.probe_search.trials)
-        runner = ProfileRunner(request, run.engine, run.source, trials, share_of_command(request), progress)
-        recorded = runner.record(0 if search is None else search.maximum) if request.profiles else ProfiledAnswer()
-        size = 0 if search is None else request.profile_micro_batch or search.maximum
-        is_counted = request.counts_cost and search is not None and 0 < size <= search.maximum
-        cost = run.source.count_cost(size) if is_counted else None
-        # Last, since what a convolution does without is kept by PyTorch for the rest of the process.
-        least = _least_memory(run, recommended or search.maximum) if request.profiles and search is not None else None
-    guidance = None if run.warm_start is None or search is None else run.warm_start.guidance()
-    findings = Findings(
-        run.loaded, search, answer, trials, recorded, run.others.moved(), guidance, least, throughput, evaluation
-    )
-    result = build_result(request, run.engine, run.source, run.others, findings)
+    found: Findings | None = None
+    is_whole = True
+    try:
+        with _running(request, progress, engine, stop, start) as run:
+            found = _answered(request, run)
+            for more in _findings(request, run, progress, found, known):
+                found = more
+    except KeyboardInterrupt:
+        if found is None or not partial:
+            raise
+        found, is_whole = found.interrupted(), False
+    guidance = None if run.warm_start is None or found.search is None else run.warm_start.guidance()
+    found = replace(found, guidance=guidance, moved=run.others.moved())
+    result = build_result(request, run.engine, run.source, run.others, found)
     if request.variant.lone_rank is not None:
         parallel = Reason("parallel", run.loaded.found["parallelize"])
         nccl = nccl_memory(run.source.notes.communicators)
         result = replace(result, nccl=nccl, reasons=(*result.reasons, parallel))
     host_bytes = run.source.host_bytes.get(result.micro_batch.maximum, 0)
-    return ProbeRun(result, run.loaded.versions, run.source.dependencies(), run.loaded.changes, host_bytes, cost)
+    used = run.source.dependencies()
+    whole = ProbeRun(result, run.loaded.versions, used, run.loaded.changes, host_bytes, found.cost, is_whole)
+    if not is_whole:
+        raise ProbeInterrupted(whole)
+    return whole
+
+
+def _answered(request: ProbeRequest, run: _Run) -> Findings:
+    """Search, and return the answer."""
+    found = Findings(run.loaded, None, None, (), ProfiledAnswer())
+    if run.loaded.placement_error:
+        return found
+    search = run.probe_search.find_maximum(run.loaded.weights_bytes or 0)
+    if run.warm_start is not None:
+        run.warm_start.close()  # what it holds of the host's memory is of no more use
+    recommended = run.probe_search.find_recommended(search, request.headroom)
+    answer = _answer(request, run, search, recommended)
+    return replace(found, search=search, answer=answer, trials=tuple(run.probe_search.trials))
+
+
+def _findings(request: ProbeRequest, run: _Run, progress: Progress, found: Findings, known: int) -> Iterator[Findings]:
+    """Yield the answer each time with more of what follows it."""
+    search, answer = found.search, found.answer
+    maximum = 0 if search is None else search.maximum
+    if known and (request := replace(request, profiles=request.profiles and 0 < maximum < known)).profiles:
+        request = replace(request, profile_micro_batch=None)
+    if search is not None and answer is not None:
+        _take_more_steps(run, maximum)
+        yield (found := replace(found, evaluation=_evaluation(request, run, search)))
+        if run.engine.kind == "trace" or not request.profiles:
+            run.probe_search.try_profiled(request.profile_micro_batch, maximum)
+        if request.fastest and maximum:
+            timing = ThroughputRunner(request, run.source, run.probe_search, run.engine.kind == "cuda", progress)
+            found = replace(found, throughput=timing.run(maximum, answer.recommended))
+        yield (found := replace(found, trials=tuple(run.probe_search.trials)))
+    if request.profiles:
+        share = share_of_command(request)
+        runner = ProfileRunner(request, run.engine, run.source, found.trials, share, progress)
+        yield (found := replace(found, recorded=runner.record(maximum)))
+    if request.counts_cost and 0 < (size := request.profile_micro_batch or maximum) <= maximum:
+        yield (found := replace(found, cost=run.source.count_cost(size)))
+    # Last, since what a convolution does without is kept by PyTorch for the rest of the process.
+    if request.profiles and answer is not None:
+        yield replace(found, least_memory=_least_memory(run, answer.recommended or maximum))
+
+
+def _take_more_steps(run: _Run, maximum: int) -> None:
+    """Note what the maximum takes beyond its trial, where anything fits."""
+    if maximum:
+        run.source.outlast(maximum, micro_steps=run.probe_search.micro_steps(maximum))
+        run.source.weigh_graph(maximum)
+        run.source.weigh_logits(maximum)
 
 
 class TrialsOfBuckets:

@@ -260,7 +260,12 @@ def _kind(result: ProbeResult, outcome: Outcome, *, lowered: bool) -> str:
 
 
 _STATUS_WORDS: Final[Mapping[str, str]] = MappingProxyType(
-    {"fits": "fits", "limited": "fits, up to a size limit", "nothing_fits": "nothing fits"}
+    {
+        "fits": "fits",
+        "limited": "fits, up to a size limit",
+        "nothing_fits": "nothing fits",
+        "interrupted": "interrupted when it had its answer",
+    }
 )
 
 

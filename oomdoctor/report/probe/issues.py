@@ -32,7 +32,7 @@ _ANSWER: Final = IssueKind(
 def issues(document: ProbeDocument) -> Issues:
     """Return the answer, and a warning for each thing to know before relying on it."""
     result = document.result
-    failed, path = document.status == "nothing_fits", target_file(result.target)
+    failed, path = not result.micro_batch.maximum, target_file(result.target)
     rule = _NOTHING_FITS if failed else _ANSWER
     lines = tuple(_lines(result))
     answer = Issue(

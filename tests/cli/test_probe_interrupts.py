@@ -1,0 +1,132 @@
+"""An interrupted `oomdoctor probe` prints the answer where it had it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+from running import marked_processes
+
+import oomdoctor
+
+pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
+
+SCHEMA = Path(oomdoctor.__file__).parent / "schemas" / "probe.schema.json"
+MODEL = """\
+import pathlib
+import time
+import traceback
+
+import torch
+
+
+def build_model():
+    return torch.nn.Linear(256, 256)
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 64, 256)
+
+
+def training_step(model, batch):
+    if {stuck}:
+        pathlib.Path(__file__).with_name("begun").touch()
+        time.sleep(300)
+    return model(batch).square().mean()
+"""
+RECORDED = 'any("trial/profile" in frame.filename for frame in traceback.extract_stack())'
+"""Whether the step is one whose memory is recorded, which is done once the answer is known."""
+# It keeps memory, so that more steps than those of a trial are taken once the answer is known.
+COMMAND = """\
+import os
+import pathlib
+import sys
+import time
+
+import torch
+
+model, kept = torch.nn.Linear(256, 256).cuda(), []
+optimizer = torch.optim.SGD(model.parameters())
+while True:
+    batch = torch.randn(int(sys.argv[1]), 64, 256, device="cuda")
+    kept.append(torch.empty_like(batch))
+    model(batch).sum().backward()
+    optimizer.step()
+    if os.environ["OOMDOCTOR_TRIAL_STEPS"] == "8":
+        pathlib.Path("begun").touch()
+        time.sleep(300)
+"""
+TARGET = ("--target-batch", "100000")
+CARD = ("--gpu", "rtx-4090", "--capacity", "512MiB", "-q")
+PATIENCE_SECONDS = 90.0
+
+
+def interrupted(folder: Path, number: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Send the signal once a step says that it never ends."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "oomdoctor", "probe", *words],
+        cwd=folder,
+        env={**os.environ, "OOMDOCTOR_TEST_MARK": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (folder / "begun").exists() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert not marked_processes(str(folder))
+    return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+def test_an_interrupt_after_the_answer_prints_it(tmp_path: Path) -> None:
+    """Ctrl-C while memory is recorded: exit code 130, the answer with its plan, and that the rest is missing."""
+    (tmp_path / "model.py").write_text(MODEL.format(stuck=RECORDED))
+    done = interrupted(tmp_path, signal.SIGINT, "model.py", *CARD)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert re.search(r"micro-batch \d+ fits; \d+ runs out", done.stdout)
+    assert "the probe was interrupted when it had its answer: what it does after" in done.stdout
+    assert re.search(r"\d+ trials in ", done.stdout)
+    assert "Memory at micro-batch" not in done.stdout
+
+
+def test_a_polite_end_after_the_answer_writes_it(tmp_path: Path) -> None:
+    """SIGTERM, as a time limit sends it: the document has the answer, the status `interrupted`, and no memory."""
+    (tmp_path / "model.py").write_text(MODEL.format(stuck=RECORDED))
+    done = interrupted(tmp_path, signal.SIGTERM, "model.py", "--json", "-o", "report.json", *CARD)
+    assert (done.returncode, done.stdout) == (130, "")
+    document = json.loads((tmp_path / "report.json").read_text())
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    result = document["result"]
+    assert (document["status"], document["exit_code"], result["memory"]) == ("interrupted", 130, None)
+    assert result["micro_batch"]["maximum"] >= result["micro_batch"]["recommended"] > 0
+    assert result["warnings"][0].startswith("the probe was interrupted")
+
+
+def test_an_interrupt_before_the_answer_tells_what_is_proven(tmp_path: Path) -> None:
+    """Nothing is printed or written but the sizes that are known to fit, on standard error."""
+    (tmp_path / "model.py").write_text(MODEL.format(stuck="len(batch) > 1000"))
+    done = interrupted(tmp_path, signal.SIGINT, "model.py", "--json", "-o", "report.json", *CARD)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.startswith("interrupted\nproven so far: micro-batch ")
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_an_interrupt_after_the_answer_of_a_command_prints_it(tmp_path: Path) -> None:
+    """A command whose memory grows is interrupted in the steps beyond its trials, and what to start is told."""
+    (tmp_path / "train.py").write_text(COMMAND)
+    command = (sys.executable, "train.py", "{micro_batch}")
+    done = interrupted(tmp_path, signal.SIGINT, *TARGET, *CARD, "--", *command)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert re.search(r"micro-batch (\d+) fits", done.stdout)
+    assert "the probe was interrupted when it had its answer: what it does after" in done.stdout
+    assert re.search(r"train.py \d+\n", done.stdout)
