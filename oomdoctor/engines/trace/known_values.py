@@ -39,6 +39,8 @@ _FILLING: Final = ("aten::zero_", "aten::fill_.Scalar", "aten::fill_.Tensor")
 """Operators whose result does not depend on what was there before."""
 CHOOSING: Final = (torch.ops.aten.topk.default, torch.ops.aten.argmax.default, torch.ops.aten.max.dim)
 """Operators that choose along a dimension."""
+_PLACING: Final = ("aten::scatter_.src", "aten::_index_put_impl_")
+"""Operators that place values by an index: where it names every position, they fill as well."""
 _COPYING: Final = ("aten::_copy_from", "aten::_to_copy")
 
 
@@ -217,7 +219,8 @@ def _copied(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str,
 def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator that computes, and on the host where all that it takes is known."""
     written = [tensor for tensor in written_tensors(operator, args, kwargs) if not tensor.is_cpu]
-    can_know, fills = kind_of(operator) is not OperatorKind.UNKNOWN and is_unobserved(), operator.name() in _FILLING
+    can_know = kind_of(operator) is not OperatorKind.UNKNOWN and is_unobserved()
+    fills = operator.name() in _FILLING or (can_know and _places_all(operator, args))
     overwritten = written if is_out(operator) else [tensor for tensor in written if fills and not _are_known(tensor)]
     fresh = {id(tensor): _empty_on_host(tensor) for tensor in overwritten} if can_know else {}
     hosts = partial(_host_or_fresh, fresh)
@@ -239,6 +242,15 @@ def _computed(operator: Any, run: Callable[..., Any], args: Any, kwargs: dict[st
     if values is not None and not written:
         _keep_results(result, values, assumed)
     return result
+
+
+def _places_all(operator: Any, args: Any) -> bool:
+    """Return whether an operator writes every position of a vector, as the inverse of a permutation is made."""
+    if operator.name() not in _PLACING:
+        return False
+    target, index = args[0], args[2] if operator.name() == "aten::scatter_.src" else args[1][0]
+    positions = None if target.dim() != 1 or index is None or index.dtype is torch.bool else host_values(index)
+    return positions is not None and len(set(positions.flatten().tolist())) == len(target)
 
 
 def _host_or_fresh(fresh: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor | None:

@@ -87,6 +87,14 @@ def _gathered(device: str) -> Any:
     return [counts.tolist(), counts[labels].tolist(), torch.where(counts > 0, counts, -1).tolist()]
 
 
+def _inverted(device: str) -> Any:
+    order = torch.tensor([2, 0, 3, 1]).to(device)
+    scattered, indexed = torch.empty_like(order), torch.empty_like(order)
+    scattered.scatter_(0, order, torch.arange(4, device=device))
+    indexed[order] = torch.arange(4, device=device)
+    return [scattered.tolist(), indexed.tolist()]
+
+
 def _found(device: str) -> Any:
     grid, labels = torch.arange(20, device=device).view(4, 5), torch.tensor([3, 0, 9, 4]).to(device)
     floats = torch.ones(4, 5, device=device, requires_grad=True)
@@ -120,6 +128,7 @@ CASES: dict[str, Callable[[str], Any]] = {
     "converted": _converted,
     "filled": _filled,
     "gathered": _gathered,
+    "inverted": _inverted,
     "found": _found,
 }
 
@@ -202,6 +211,8 @@ def _unknown() -> dict[str, Any]:
     resized = known.clone().resize_(8)
     written = torch.ones(2, device="cuda")
     written[0] = 2
+    partly = torch.empty_like(known)
+    partly[known[1:]] = known[1:]
     return {
         "drawn": drawn.tolist(),
         "filled and written": written.int().tolist(),
@@ -209,6 +220,7 @@ def _unknown() -> dict[str, Any]:
         "overwritten": overwritten.tolist(),
         "mixed": (known + drawn.sum()).tolist(),
         "resized": resized.tolist(),
+        "partly written": partly.tolist(),
         "kept": known.tolist(),
     }
 
