@@ -237,7 +237,8 @@ def _died_error(ended: EndedTrial) -> OomdoctorError:
     how = f"exit code {code}" if code > 0 else f"signal {-code}"
     done = ended.events.done_steps
     after = f"after {done} optimizer step{'s' if done > 1 else ''}" if done else "before its first optimizer step"
-    return TargetError(f"the command ended with {how} {after}", details=ended.tail)
+    hint = None if done else "start it without oomdoctor, and see that it comes to a step of its optimizer"
+    return TargetError(f"the command ended with {how} {after}", details=ended.tail, hint=hint)
 
 
 # --- the trial -------------------------------------------------------------------------------------------------------

@@ -248,7 +248,11 @@ def _places_all(operator: Any, args: Any) -> bool:
     """Return whether an operator writes every position of a vector, as the inverse of a permutation is made."""
     if operator.name() not in _PLACING:
         return False
-    target, index = args[0], args[2] if operator.name() == "aten::scatter_.src" else args[1][0]
+    if operator.name() == "aten::scatter_.src":
+        target, index = args[0], args[2]
+    else:
+        accumulates = any(args[3:4])  # which adds to what was there
+        target, index = args[0], None if accumulates else next(iter(args[1]), None)
     positions = None if target.dim() != 1 or index is None or index.dtype is torch.bool else host_values(index)
     return positions is not None and len(set(positions.flatten().tolist())) == len(target)
 

@@ -213,6 +213,7 @@ def _unknown() -> dict[str, Any]:
     written[0] = 2
     partly = torch.empty_like(known)
     partly[known[1:]] = known[1:]
+    added = torch.empty_like(known).index_put_((known,), known, accumulate=True)
     return {
         "drawn": drawn.tolist(),
         "filled and written": written.int().tolist(),
@@ -221,6 +222,7 @@ def _unknown() -> dict[str, Any]:
         "mixed": (known + drawn.sum()).tolist(),
         "resized": resized.tolist(),
         "partly written": partly.tolist(),
+        "added to": added.tolist(),
         "kept": known.tolist(),
     }
 
