@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def python_path(*folders: Path) -> str:
     return os.pathsep.join(map(str, [*folders, QUICK_PYTHON]))
 
 
+_PATIENCE_SECONDS = 90.0
 PEAK = "int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
 """Python for the most memory that a process has held, in KiB; `ru_maxrss` counts what its parent held before `exec`."""
 
@@ -71,6 +73,25 @@ def run_here(arguments: Sequence[str], cwd: Path, **environment: str) -> subproc
             patch.setenv(name, value)
         exit_code = main([*arguments])
     return subprocess.CompletedProcess(arguments, exit_code, out.getvalue(), err.getvalue())
+
+
+def interrupt_once_begun(folder: Path, number: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run oomdoctor in a folder, and send the signal once a step has left a file `begun` there; nothing may be left."""
+    with subprocess.Popen(
+        [*INVOCATIONS["python -m oomdoctor"], *words],
+        cwd=folder,
+        env={**os.environ, "OOMDOCTOR_TEST_MARK": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not (folder / "begun").exists() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert not marked_processes(str(folder))
+    return subprocess.CompletedProcess([], process.returncode, out, err)
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:

@@ -124,17 +124,18 @@ def probe_command(
                 moved=others.moved(),
             )
 
-        findings, is_whole = known(), True
+        findings: Findings | None = None
+        is_whole = True
         try:
             if search.maximum:
                 supervisor.outlast(search.maximum, micro_steps=session.micro_steps(search.maximum))
-                findings = known()
+            findings = known()
             if request.profiles and size:
                 findings = replace(findings, least_memory=_least_memory(session, supervisor, size, progress))
         except KeyboardInterrupt:
             if not partial:
                 raise
-            findings, is_whole = findings.interrupted(), False
+            findings, is_whole = (findings or known()).interrupted(), False
         result = build_result(request, engine, supervisor, others, findings)
         sizes = None if plan is None else plan.fixed_size
         if plan is None and searched is None and size and (own > 1 or request.target_batch is None):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jsonschema
 import pytest
-from running import marked_processes
+from running import interrupt_once_begun
 from test_prescribe_files import BLOCKS, CARD
 
 import oomdoctor
@@ -33,27 +30,13 @@ STUCK = BLOCKS.replace(
     return model(batch)""",
 )
 MEASURED = ("checkpoint", "bf16", "adafactor")
-PATIENCE_SECONDS = 90.0
 
 
 def interrupted(folder: Path, number: int, *options: str) -> subprocess.CompletedProcess[str]:
     """Send the signal while `bf16` is measured; `checkpoint` has been, and `adafactor` has not."""
     (folder / "model.py").write_text(STUCK)
     left_out = [word for one in REMEDIES if one.id not in MEASURED for word in ("--without", one.id)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "oomdoctor", "prescribe", "model.py", *CARD, *left_out, *options, "-j", "1", "-q"],
-        cwd=folder,
-        env={**os.environ, "OOMDOCTOR_TEST_MARK": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (folder / "begun").exists() and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.05)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=30)
-    return subprocess.CompletedProcess([], process.returncode, out, err)
+    return interrupt_once_begun(folder, number, "prescribe", "model.py", *CARD, *left_out, *options, "-j", "1", "-q")
 
 
 STATE = "1 of 3 rows of this round, 2 of at most 80 probes done, measuring bf16"
@@ -71,7 +54,6 @@ def test_an_interrupt_prints_the_rows_until_then(tmp_path: Path) -> None:
     assert "with `checkpoint`, the most of what was measured." in done.stdout
     assert "Nothing was written to `better.py`: the measuring was interrupted." in lines
     assert sorted(path.name for path in tmp_path.glob("*.py")) == ["model.py"]
-    assert not marked_processes(str(tmp_path))
 
 
 def test_a_polite_end_writes_a_document_that_says_so(tmp_path: Path) -> None:

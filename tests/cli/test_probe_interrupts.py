@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jsonschema
 import pytest
-from running import marked_processes
+from running import interrupt_once_begun
 
 import oomdoctor
 
@@ -66,32 +63,12 @@ while True:
 """
 TARGET = ("--target-batch", "100000")
 CARD = ("--gpu", "rtx-4090", "--capacity", "512MiB", "-q")
-PATIENCE_SECONDS = 90.0
-
-
-def interrupted(folder: Path, number: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """Send the signal once a step says that it never ends."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "oomdoctor", "probe", *words],
-        cwd=folder,
-        env={**os.environ, "OOMDOCTOR_TEST_MARK": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (folder / "begun").exists() and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.05)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=30)
-    assert not marked_processes(str(folder))
-    return subprocess.CompletedProcess([], process.returncode, out, err)
 
 
 def test_an_interrupt_after_the_answer_prints_it(tmp_path: Path) -> None:
     """Ctrl-C while memory is recorded: exit code 130, the answer with its plan, and that the rest is missing."""
     (tmp_path / "model.py").write_text(MODEL.format(stuck=RECORDED))
-    done = interrupted(tmp_path, signal.SIGINT, "model.py", *CARD)
+    done = interrupt_once_begun(tmp_path, signal.SIGINT, "probe", "model.py", *CARD)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
     assert re.search(r"micro-batch \d+ fits; \d+ runs out", done.stdout)
     assert "the probe was interrupted when it had its answer: what it does after" in done.stdout
@@ -102,7 +79,7 @@ def test_an_interrupt_after_the_answer_prints_it(tmp_path: Path) -> None:
 def test_a_polite_end_after_the_answer_writes_it(tmp_path: Path) -> None:
     """SIGTERM, as a time limit sends it: the document has the answer, the status `interrupted`, and no memory."""
     (tmp_path / "model.py").write_text(MODEL.format(stuck=RECORDED))
-    done = interrupted(tmp_path, signal.SIGTERM, "model.py", "--json", "-o", "report.json", *CARD)
+    done = interrupt_once_begun(tmp_path, signal.SIGTERM, "probe", "model.py", "--json", "-o", "report.json", *CARD)
     assert (done.returncode, done.stdout) == (130, "")
     document = json.loads((tmp_path / "report.json").read_text())
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
@@ -115,7 +92,7 @@ def test_a_polite_end_after_the_answer_writes_it(tmp_path: Path) -> None:
 def test_an_interrupt_before_the_answer_tells_what_is_proven(tmp_path: Path) -> None:
     """Nothing is printed or written but the sizes that are known to fit, on standard error."""
     (tmp_path / "model.py").write_text(MODEL.format(stuck="len(batch) > 1000"))
-    done = interrupted(tmp_path, signal.SIGINT, "model.py", "--json", "-o", "report.json", *CARD)
+    done = interrupt_once_begun(tmp_path, signal.SIGINT, "probe", "model.py", "--json", "-o", "report.json", *CARD)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.startswith("interrupted\nproven so far: micro-batch ")
     assert not (tmp_path / "report.json").exists()
@@ -125,7 +102,7 @@ def test_an_interrupt_after_the_answer_of_a_command_prints_it(tmp_path: Path) ->
     """A command whose memory grows is interrupted in the steps beyond its trials, and what to start is told."""
     (tmp_path / "train.py").write_text(COMMAND)
     command = (sys.executable, "train.py", "{micro_batch}")
-    done = interrupted(tmp_path, signal.SIGINT, *TARGET, *CARD, "--", *command)
+    done = interrupt_once_begun(tmp_path, signal.SIGINT, "probe", *TARGET, *CARD, "--", *command)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
     assert re.search(r"micro-batch (\d+) fits", done.stdout)
     assert "the probe was interrupted when it had its answer: what it does after" in done.stdout

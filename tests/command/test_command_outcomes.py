@@ -347,6 +347,7 @@ def test_a_command_finds_its_directory_and_no_input(forks: Forks) -> None:
 
     assert classified.problem is not None
     assert classified.problem.message == "the command ended with exit code 3 before its first optimizer step"
+    assert classified.problem.hint == "start it without oomdoctor, and see that it comes to a step of its optimizer"
     assert f"'' {forks.directory} ['a b', '*', '$HOME', '{{}}']" in (classified.problem.details or "")
 
 
