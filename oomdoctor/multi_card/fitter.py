@@ -26,7 +26,7 @@ from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.fit import CardFit
 from oomdoctor.search.allocation_lines import largest_placeable
-from oomdoctor.search.bracket import FIRST_SIZE, revised
+from oomdoctor.search.bracket import FIRST_SIZE
 from oomdoctor.search.growth import ANSWER_ITERATIONS
 from oomdoctor.search.probe_search import (
     ProbeSearch,
@@ -36,6 +36,7 @@ from oomdoctor.search.probe_search import (
     share_of,
     tested_plan,
 )
+from oomdoctor.search.recommended import revised
 from oomdoctor.search.trial_source import TrialNotes, TrialSource
 from oomdoctor.units import LARGEST_MICRO_BATCH
 

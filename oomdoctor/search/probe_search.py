@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError
 from oomdoctor.results import Accumulation, Outcome, Trial, UniformPlan
-from oomdoctor.search.bracket import FIRST_SIZE, SearchResult, find_maximum, find_recommended
+from oomdoctor.search.bracket import FIRST_SIZE, SearchResult, find_maximum
+from oomdoctor.search.recommended import find_recommended
 from oomdoctor.units import LARGEST_MICRO_BATCH, whole_number
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from oomdoctor.engines.monitor import OtherProcesses
 from oomdoctor.errors import OomdoctorError, RanksNeededError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
-from oomdoctor.search.bracket import revised
 from oomdoctor.search.memory_at_maximum import evaluation_memory, find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, tested_plan
+from oomdoctor.search.recommended import revised
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import (
     Answer,

@@ -13,7 +13,8 @@ from oracles import CAPACITY, GIB, MIB, Oracle, assert_proven
 
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Outcome, Trial
-from oomdoctor.search.bracket import find_maximum, find_plain, find_recommended, revised, trial_limit
+from oomdoctor.search.bracket import find_maximum, find_plain, trial_limit
+from oomdoctor.search.recommended import find_recommended, revised
 
 # Together 10,000 cases.
 _CASES = settings(max_examples=2000, deadline=None)
@@ -317,6 +318,23 @@ def test_size_at_the_edge_is_never_recommended(flaw: dict[str, int]) -> None:
     search = find_maximum(run, largest=4096, capacity_bytes=CAPACITY)
     assert search.maximum == 23
     assert 1 <= find_recommended(run, search=search, allowed_bytes=CAPACITY) <= 3
+
+
+@pytest.mark.parametrize("edge", range(9, 23))
+def test_recommended_size_is_raised_towards_the_edge(edge: int) -> None:
+    """Where predicted sizes prove uncomfortable, two further trials bring the recommended size near to the edge."""
+    plain = Oracle(lambda size: GIB + size * GIB, fixed=GIB)
+    ran = []
+
+    def run(size: int) -> Trial:
+        ran.append(size)
+        return replace(plain(size), alloc_retries=int(size > edge))
+
+    search = find_maximum(run, largest=4096, capacity_bytes=CAPACITY)
+    tried = len(ran)
+    recommended = find_recommended(run, search=search, allowed_bytes=CAPACITY)
+    assert edge / 1.2 - 1 < recommended <= edge
+    assert len(ran) - tried <= 6
 
 
 def test_nothing_is_recommended_where_nothing_fits() -> None:
