@@ -75,10 +75,15 @@ def run_here(arguments: Sequence[str], cwd: Path, **environment: str) -> subproc
     return subprocess.CompletedProcess(arguments, exit_code, out.getvalue(), err.getvalue())
 
 
-def interrupt_once_begun(folder: Path, number: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run oomdoctor in a folder, and send the signal once a step has left a file `begun` there; nothing may be left."""
+def interrupt_once_begun(
+    folder: Path, number: int, *words: str, program: Sequence[str] = INVOCATIONS["python -m oomdoctor"]
+) -> subprocess.CompletedProcess[str]:
+    """Run oomdoctor, or another program, and send it the signal once a step has left a file `begun` in the folder.
+
+    No process of it may be left.
+    """
     with subprocess.Popen(
-        [*INVOCATIONS["python -m oomdoctor"], *words],
+        [*program, *words],
         cwd=folder,
         env={**os.environ, "OOMDOCTOR_TEST_MARK": str(folder)},
         stdout=subprocess.PIPE,

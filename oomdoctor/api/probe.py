@@ -10,8 +10,7 @@ from oomdoctor.multi_card.frontier import FrontierRequest, find_frontier
 from oomdoctor.option_values import by_parameters
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import DEFAULT_HEADROOM, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, build_searched
-from oomdoctor.trial.answer import document_of
-from oomdoctor.trial.probe import probe as run_probe
+from oomdoctor.trial.probe import probe_document
 
 if TYPE_CHECKING:
     import os
@@ -148,7 +147,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         with_eval=with_eval,
         eval_batch=eval_batch,
     )
-    return document_of(run_probe(request, progress or SilentProgress(), partial=True))
+    return probe_document(request, progress or SilentProgress())
 
 
 class ProbeOptions(TypedDict, total=False):

@@ -116,10 +116,11 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Measure what each remedy against running out of memory gains, and write the patch that reaches what is needed."""
     from oomdoctor.output import check_writable
-    from oomdoctor.prescription.run import PrescribeInterrupted, PrescribeRequest
+    from oomdoctor.prescription.run import PrescribeRequest
     from oomdoctor.prescription.run import prescribe as run_prescribe
     from oomdoctor.report.progress import make_progress
     from oomdoctor.request import as_option, build_request
+    from oomdoctor.results.document import Interrupted
 
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if output is not None:
@@ -159,7 +160,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     except OomdoctorError as error:
         render_failure("prescribe", error, chosen, output)
         raise
-    except PrescribeInterrupted as interrupt:
+    except Interrupted as interrupt:
         progress.close()
         render(interrupt.document, chosen, output)
         raise

@@ -166,8 +166,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
     from oomdoctor.request import as_option, build_request, build_searched
-    from oomdoctor.trial.answer import ProbeInterrupted, document_of
-    from oomdoctor.trial.probe import probe as run_probe
+    from oomdoctor.results.document import Interrupted
+    from oomdoctor.trial.probe import probe_document
 
     # What a dry run explains is text, whatever the file is called.
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=None if dry_run else output)
@@ -249,11 +249,11 @@ def probe(  # noqa: PLR0913 - one parameter an option
         elif dry_run:
             raise typer.Exit(_dry_run(build(at=given), progress, output))
         else:
-            document = document_of(run_probe(build(at=given), progress, partial=True))
+            document = probe_document(build(at=given), progress)
     except OomdoctorError as error:
         render_failure("probe", error, chosen, output)
         raise
-    except ProbeInterrupted as interrupt:
+    except Interrupted as interrupt:
         progress.close()
         render(interrupt.document, chosen, output)
         raise

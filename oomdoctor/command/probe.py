@@ -15,11 +15,12 @@ from oomdoctor.engines.choice import choose_engine
 from oomdoctor.engines.monitor import OtherProcesses
 from oomdoctor.request import command_line
 from oomdoctor.results import Accumulation, CommandPlan, EditedLiteral, Outcome, UniformPlan
+from oomdoctor.results.document import Interrupted
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import find_plain
 from oomdoctor.search.memory_at_maximum import find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, plan_accumulation
-from oomdoctor.trial.answer import Answer, DryRun, Findings, ProbeInterrupted, ProbeRun, ProfiledAnswer, build_result
+from oomdoctor.trial.answer import Answer, DryRun, Findings, ProbeRun, ProfiledAnswer, build_result, document_of
 from oomdoctor.trial.dependencies import UNWATCHED
 from oomdoctor.trial.worker_answers import HeldMemory, LoadedTarget
 
@@ -86,7 +87,7 @@ def probe_command(
         UsageError: The question contradicts itself.
         TargetError: The command is at fault.
         NoAnswerError: No device, or a time limit.
-        ProbeInterrupted: Somebody interrupted after the answer, which it has; only where it may be partial.
+        Interrupted: Somebody interrupted after the answer, which it has; only where it may be partial.
         KeyboardInterrupt: The stop was set, or somebody interrupted.
     """
     share = share_of_command(request)
@@ -148,7 +149,7 @@ def probe_command(
         result = replace(result, command_plan=words, nccl=nccl)
         found = ProbeRun(result, supervisor.versions, used, supervisor.changes, host_bytes, is_whole=is_whole)
         if not is_whole:
-            raise ProbeInterrupted(found)
+            raise Interrupted(document_of(found))
         return found
 
 

@@ -20,7 +20,7 @@ from oomdoctor.remedies.file_edit import code_by_place, code_of_program
 from oomdoctor.remedies.trainers import framework_arguments
 from oomdoctor.report.plain_text import count
 from oomdoctor.request import ProbeRequest  # noqa: TC001
-from oomdoctor.results.document import PrescribeDocument
+from oomdoctor.results.document import Interrupted, PrescribeDocument
 from oomdoctor.results.prescribe import PrescribedCode, PrescribeResult
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.parallel import default_jobs
@@ -120,18 +120,6 @@ def _alike(name: str) -> str:
     return f"did you mean {' or '.join(f'`{one}`' for one in near)}? {known}" if near else known
 
 
-class PrescribeInterrupted(KeyboardInterrupt):
-    """An interrupt after the target as it is was measured.
-
-    Attributes:
-        document: What was measured until then.
-    """
-
-    def __init__(self, document: PrescribeDocument) -> None:
-        super().__init__()
-        self.document = document
-
-
 def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocument:
     """Measure every remedy on the target, and say which of them to take.
 
@@ -143,7 +131,7 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
         UsageError: The question contradicts itself, or the patched file cannot be written.
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
-        PrescribeInterrupted: Somebody interrupted; it has the rows that were measured until then.
+        Interrupted: Somebody interrupted; it has the rows that were measured until then.
     """
     request.check()
     reference = None
@@ -185,13 +173,13 @@ def _searched(request: PrescribeRequest, measuring: Measuring) -> Found:
     )
 
 
-def _interrupted(request: PrescribeRequest, measuring: Measuring) -> PrescribeInterrupted:
+def _interrupted(request: PrescribeRequest, measuring: Measuring) -> Interrupted:
     """Return an interrupt with what was measured, and with what was being measured."""
     alone = [(name,) for name in names_alone(request.without, request.beside)]
     rows = {names: unmeasured(names, "not_measured", _INTERRUPTED) for names in alone} | measuring.rows
     combined = [row for names, row in rows.items() if names and names not in alone]
     found = Found(tuple(rows[names] for names in alone), tuple(combined), None)
-    ended = PrescribeInterrupted(_document(request, measuring, found, None, Prescription(), is_whole=False))
+    ended = Interrupted(_document(request, measuring, found, None, Prescription(), is_whole=False))
     ended.add_note(measuring.state)
     return ended
 

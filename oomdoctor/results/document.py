@@ -255,6 +255,19 @@ Document: TypeAlias = (
     | FrontierDocument
 )
 
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupt of a command that had found something.
+
+    Attributes:
+        document: What it had found, with the status `interrupted`.
+    """
+
+    def __init__(self, document: Document) -> None:
+        super().__init__()
+        self.document = document
+
+
 DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
     {
         "probe": ProbeDocument,

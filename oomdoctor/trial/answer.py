@@ -412,18 +412,6 @@ def _why_not_placed(loaded: LoadedTarget) -> str:
     return f"the weights alone do not fit; the smallest known card where they would is `{smallest.key}` ({size})"
 
 
-class ProbeInterrupted(KeyboardInterrupt):
-    """An interrupt of a probe that had its answer.
-
-    Attributes:
-        document: The answer, and what was found after it until then.
-    """
-
-    def __init__(self, run: ProbeRun) -> None:
-        super().__init__()
-        self.document = document_of(run)
-
-
 def document_of(found: ProbeRun) -> ProbeDocument:
     """Return the document of a probe, with its status and exit code."""
     answer = found.result.micro_batch

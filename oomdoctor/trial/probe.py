@@ -16,6 +16,7 @@ from oomdoctor.engines.monitor import OtherProcesses
 from oomdoctor.errors import OomdoctorError, RanksNeededError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
+from oomdoctor.results.document import Interrupted
 from oomdoctor.search.memory_at_maximum import evaluation_memory, find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, tested_plan
 from oomdoctor.search.recommended import revised
@@ -24,10 +25,10 @@ from oomdoctor.trial.answer import (
     Answer,
     DryRun,
     Findings,
-    ProbeInterrupted,
     ProbeRun,
     ProfiledAnswer,
     build_result,
+    document_of,
     optimizer_reason,
 )
 from oomdoctor.trial.client import WorkerTrialSource
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import EvaluationMemory, LeastMemory, ProbeResult, Trial
+    from oomdoctor.results import EvaluationMemory, LeastMemory, ProbeDocument, ProbeResult, Trial
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.worker_answers import LoadedTarget
@@ -77,7 +78,7 @@ def probe(  # noqa: PLR0913 - a command is forked, and a file started, by someth
         UsageError: The question contradicts itself.
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
-        ProbeInterrupted: Somebody interrupted after the answer, which it has; only where it may be partial.
+        Interrupted: Somebody interrupted after the answer, which it has; only where it may be partial.
         KeyboardInterrupt: The stop was set, or somebody interrupted.
     """
     if request.command is not None:
@@ -93,6 +94,11 @@ def probe(  # noqa: PLR0913 - a command is forked, and a file started, by someth
         pass
     with WorkerPool(stop or CancelToken()) as workers:
         return _probe_ranks(request, progress, stop, start or workers.start)
+
+
+def probe_document(request: ProbeRequest, progress: Progress) -> ProbeDocument:
+    """Probe as `probe` does, and return the document, or raise `Interrupted` with that of an answer."""
+    return document_of(probe(request, progress, partial=True))
 
 
 def _probe_devices(
@@ -157,7 +163,7 @@ def _probe_file(  # noqa: PLR0913 - as `probe`
     used = run.source.dependencies()
     whole = ProbeRun(result, run.loaded.versions, used, run.loaded.changes, host_bytes, found.cost, is_whole)
     if not is_whole:
-        raise ProbeInterrupted(whole)
+        raise Interrupted(document_of(whole))
     return whole
 
 

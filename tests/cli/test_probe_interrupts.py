@@ -24,6 +24,8 @@ import traceback
 
 import torch
 
+SIZES = []
+
 
 def build_model():
     return torch.nn.Linear(256, 256)
@@ -41,6 +43,16 @@ def training_step(model, batch):
 """
 RECORDED = 'any("trial/profile" in frame.filename for frame in traceback.extract_stack())'
 """Whether the step is one whose memory is recorded, which is done once the answer is known."""
+AGAIN = "SIZES.append(len(batch)) or (len(batch) in SIZES[:-1] and len(batch) != SIZES[-2])"
+"""Whether the step is of a size that is run once more, which a trace does once the answer is known."""
+CALLER = """\
+import oomdoctor
+
+try:
+    oomdoctor.probe("model.py", gpu="rtx-4090", capacity="512MiB")
+except KeyboardInterrupt as interrupt:
+    print(interrupt.document.status, interrupt.document.result.micro_batch.maximum)
+"""
 # It keeps memory, so that more steps than those of a trial are taken once the answer is known.
 COMMAND = """\
 import os
@@ -87,6 +99,27 @@ def test_a_polite_end_after_the_answer_writes_it(tmp_path: Path) -> None:
     assert (document["status"], document["exit_code"], result["memory"]) == ("interrupted", 130, None)
     assert result["micro_batch"]["maximum"] >= result["micro_batch"]["recommended"] > 0
     assert result["warnings"][0].startswith("the probe was interrupted")
+
+
+def test_an_interrupt_of_a_trace_after_the_answer_writes_it(tmp_path: Path) -> None:
+    """The trace engine, interrupted while it tells what memory is made of, writes the answer that it had."""
+    (tmp_path / "model.py").write_text(MODEL.format(stuck=AGAIN))
+    words = ("probe", "model.py", "--engine", "trace", "--json", "-o", "report.json", *CARD)
+    done = interrupt_once_begun(tmp_path, signal.SIGINT, *words)
+    assert (done.returncode, done.stdout) == (130, "")
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert (document["status"], document["exit_code"]) == ("interrupted", 130)
+    assert document["result"]["micro_batch"]["maximum"] > 0
+    assert document["result"]["warnings"][0].startswith("the probe was interrupted")
+
+
+def test_an_interrupt_of_the_python_api_has_the_answer(tmp_path: Path) -> None:
+    """`oomdoctor.probe` raises a `KeyboardInterrupt` whose `document` has the answer and the status `interrupted`."""
+    (tmp_path / "model.py").write_text(MODEL.format(stuck=RECORDED))
+    (tmp_path / "caller.py").write_text(CALLER)
+    done = interrupt_once_begun(tmp_path, signal.SIGINT, "caller.py", program=[sys.executable])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"interrupted \d+\n", done.stdout)
 
 
 def test_an_interrupt_before_the_answer_tells_what_is_proven(tmp_path: Path) -> None:
