@@ -22,6 +22,7 @@ from oomdoctor.diagnose.text.scan import scan
 from oomdoctor.diagnose.text.trend import judge_readings
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Cause, CauseId, Confidence, DiagnosisResult, NextStep
+from oomdoctor.results.document import COMMANDS
 from oomdoctor.units import MIB, format_size
 
 if TYPE_CHECKING:
@@ -50,9 +51,10 @@ class _Found:
     addresses: dict[Path, dict[int, Category]] = field(default_factory=dict)
     cards: tuple[CardReading, ...] = ()
     memory_summary: MemorySummary | None = None
+    empty: list[str] = field(default_factory=list)
 
 
-_SAVED: Final = re.compile(rb'"command": ?"(?:probe|diagnose|check|lint|gpus)"')
+_SAVED: Final = re.compile(rf'"command": ?"(?:{"|".join(COMMANDS)})"'.encode())
 _COMPRESSED: Final = {
     b"\xfd7zXZ\x00": ("xz", "xz -dc"),
     b"BZh": ("bzip2", "bzip2 -dc"),
@@ -91,6 +93,7 @@ def read_sources(sources: Sequence[Source]) -> JudgedEvidence:
         unknown_reads=() if first is None else first.unknown_reads,
         cards=found.cards,
         memory_summary=found.memory_summary,
+        empty_sources=tuple(found.empty),
     )
 
 
@@ -98,6 +101,7 @@ def _read(source: Source, found: _Found) -> None:
     with source.opened() as stream:
         start = head(stream)
         _refuse_what_is_no_evidence(source, start)
+        found.empty += [source.name] if not start else []
         if looks_like_report(start):
             _read_report(source, stream, found)
         elif looks_like_snapshot(start):
@@ -228,12 +232,16 @@ def read_notes(situation: Situation) -> Iterator[str]:
         yield f"{format_size(facts.private_pool_bytes)} of what is allocated are in private pools, such as CUDA graphs'"
     if situation.batch_size == 1 and situation.on_gpu:
         yield "the batch is a single sample already, so that a smaller batch is no remedy"
+    yield from (f"`{name}` is empty" for name in situation.case.empty_sources)
     yield from read_warnings(situation.case.unknown_reads, "the program")
 
 
 def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextStep]:
     """Return what to collect next, where no cause is more than possible."""
     run = run_again(situation)
+    case = situation.case
+    if not case.events and not case.snapshots and not case.has_reports and case.trend is None:
+        yield NextStep("how it ended: errors go to standard error, which a log has only with `2>&1`", run)
     if not situation.is_oom and situation.row is not None and situation.row.needs_pressure:
         yield NextStep("whether memory was full at that moment, which the message does not say", run)
     if not situation.is_oom or not situation.is_torch:

@@ -102,6 +102,7 @@ class JudgedEvidence:
         unknown_reads: Lines that read values which a null GPU does not have, where a run's report tells.
         cards: What the last table of `nvidia-smi` in a log says.
         memory_summary: What the last `torch.cuda.memory_summary()` in a log says.
+        empty_sources: Names of those that hold no byte.
     """
 
     sources: tuple[str, ...]
@@ -118,6 +119,7 @@ class JudgedEvidence:
     unknown_reads: tuple[UnknownRead, ...] = ()
     cards: tuple[CardReading, ...] = ()
     memory_summary: MemorySummary | None = None
+    empty_sources: tuple[str, ...] = ()
 
 
 # `batch_size=256`, `--per-device-train-batch-size 8`, `"batch_size": 4`, `bs=16`.

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from running import INVOCATIONS, Run, run_command
 
+from oomdoctor.results.document import COMMANDS
+
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 23.64 GiB "
     "of which 1.25 GiB is free. Including non-PyTorch memory, this process has 22.38 GiB memory in use. Of the "
@@ -208,6 +210,36 @@ def test_options_of_a_report_are_data(oomdoctor_here: Run, tmp_path: Path) -> No
     probes = [hint for hint in hints if hint.startswith("oomdoctor ")]
     assert any(" --gpu 't4; touch taken' " in hint for hint in probes)
     assert not any("--write" in hint or "--reserve" in hint for hint in probes)
+
+
+def test_an_empty_log_is_said_to_be_empty(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Nothing can be found in an empty log: it is named, and how to have the error in it is told."""
+    (tmp_path / "train.log").touch()
+    ended = oomdoctor_here("diagnose", "train.log")
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert "No error was found" in ended.stdout
+    assert "`train.log` is empty." in ended.stdout
+    assert "errors go to standard error, which a log has only with `2>&1`" in ended.stdout
+    assert "$ oomdoctor run -- python train.py" in ended.stdout
+
+
+def test_a_log_without_an_error_gets_a_next_step(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A log in which nothing failed is not called empty, and how to have the error in it is told."""
+    (tmp_path / "train.log").write_text("step 1 loss 2\n")
+    ended = oomdoctor_here("diagnose", "train.log", "--json")
+    found = json.loads(ended.stdout)["result"]
+    assert found["notes"] == []
+    assert [step["command"] for step in found["next_steps"]] == ["oomdoctor run -- python train.py"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_saved_result_is_no_log(oomdoctor_here: Run, tmp_path: Path, command: str) -> None:
+    """A result of any command is refused with the command that shows it, not searched for errors."""
+    (tmp_path / "saved.json").write_text(json.dumps({"schema_version": 1, "command": command, "result": {}}))
+    ended = oomdoctor_here("diagnose", "saved.json")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "`saved.json` is a saved result of oomdoctor, not a log" in ended.stderr
+    assert "oomdoctor report saved.json" in ended.stderr
 
 
 def test_a_device_without_an_end_is_refused(oomdoctor_here: Run) -> None:
