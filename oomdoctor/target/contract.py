@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -131,18 +133,28 @@ def build(target: Target, *, passes: Passes = is_out_of_memory, on_meta: bool = 
     return model
 
 
-def make_one_batch(target: Target, batch_size: int, *, passes: Passes = is_out_of_memory) -> Any:  # noqa: ANN401 - any nest
+def seed_everything(seed: int) -> None:
+    """Seed PyTorch, `random` and, where the user's code has imported it, NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+
+
+def make_one_batch(target: Target, batch_size: int, *, seed: int = 0, passes: Passes = is_out_of_memory) -> Any:  # noqa: ANN401 - any nest
     """Have the file make a batch of `batch_size` samples; placing it is left to the caller.
 
     Args:
         target: The user's functions.
         batch_size: Samples.
+        seed: What is drawn: lengths that the file draws are the same in every trial, whatever the model drew before.
         passes: Which errors go through as they are, instead of becoming a TargetError.
 
     Raises:
         TargetError: The function raised, or returned nothing.
     """
     call = f"make_batch({', '.join([str(batch_size), *(f'{name}={size}' for name, size in target.sizes.items())])})"
+    seed_everything(seed)
     batch = call_user(target, partial(target.make_batch, **target.sizes), batch_size, call=call, passes=passes)
     if batch is None:
         raise TargetError(f"`{call}` returned None", hint="end `make_batch` with a `return` of the batch")

@@ -178,10 +178,10 @@ class WorkerTrialSource(TrialSource):
             self._sharing.keep(self._worker, self._reference, self._environment, released.sources)
             self._worker = None
 
-    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
+    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int, draw: int = 0) -> Trial:
         """Run one trial; the next one finds memory as this one found it."""
         self._replace_retired()
-        done = self._run(self._question(micro_batch, micro_steps, allowed_bytes))
+        done = self._run(replace(self._question(micro_batch, micro_steps, allowed_bytes), draw=draw))
         if done.keeps_memory and self._is_repeatable is None:
             self._repeat(self._question(micro_batch, micro_steps, allowed_bytes), done)
         if self.notes.growth is None and done.trial.outcome is Outcome.FITS and self._leaves_more(done):
@@ -308,9 +308,9 @@ class WorkerTrialSource(TrialSource):
                     return ProfileOutcome(None, trial.error, trial.outcome)
                 peak_allocated_bytes = trial.peak_allocated_bytes
             self._ensure_loaded()
-            done = self._ask(
-                ProfileTrial(question, peak_allocated_bytes), f"recording memory at micro-batch {micro_batch}"
-            )
+            # What is drawn anew shows whether memory depends on it.
+            profiled = ProfileTrial(replace(question, draw=1), peak_allocated_bytes)
+            done = self._ask(profiled, f"recording memory at micro-batch {micro_batch}")
         except OomdoctorError as error:
             self._lose()
             return ProfileOutcome(None, error.message, Outcome.FAILED)

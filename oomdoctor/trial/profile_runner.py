@@ -94,8 +94,9 @@ class ProfileRunner:
         return (differing_peaks(peaks),) if len(set(peaks)) > 1 else ()
 
     def _again(self, trial: Trial) -> Trial:
+        """Run a trial once more, with batches that are drawn anew."""
         steps = micro_steps(trial.micro_batch, self.share)
-        return self.source.run(trial.micro_batch, micro_steps=steps, allowed_bytes=trial.allowed_bytes)
+        return self.source.run(trial.micro_batch, micro_steps=steps, allowed_bytes=trial.allowed_bytes, draw=1)
 
     def _why_larger(self, size: int) -> str:
         """Return why a size is not recorded on the card itself; one that fitted is tried once more for that."""

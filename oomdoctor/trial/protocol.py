@@ -103,6 +103,7 @@ class RunTrial(Question[TrialDone]):
         without_evaluation: Whether no evaluation comes between the training steps, although the variant has one.
         without_graph: Whether an evaluation builds no graph, although the file's own step does.
         all_logits: Whether a model that generates computes the logits of every prompt token.
+        draw: Which lengths `make_batch` draws, where it draws any: trials of one number draw the same ones.
     """
 
     micro_batch: int
@@ -114,6 +115,7 @@ class RunTrial(Question[TrialDone]):
     without_evaluation: bool = False
     without_graph: bool = False
     all_logits: bool = False
+    draw: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,15 +83,20 @@ def train_once(setup: TrialSetup, micro_batch: int) -> None:
         setup.end_trial()
 
 
-def checked_batch(setup: TrialSetup, micro_batch: int) -> object:
+def checked_batch(setup: TrialSetup, micro_batch: int, seed: int = 0) -> object:
     """Return a batch of the target, on the CPU.
+
+    Args:
+        setup: The target.
+        micro_batch: Samples.
+        seed: What it draws: another number for each batch of a trial, and the same ones in each trial.
 
     Raises:
         TargetError: The file made none, or it has not as many samples.
     """
     # What `make_batch` cannot make of a larger size is that size's limit, as what the model cannot take of it is.
     passes = is_about_size if setup.variant.searched is None else is_of_user
-    make = partial(make_one_batch, setup.target, passes=passes)
+    make = partial(make_one_batch, setup.target, seed=seed, passes=passes)
     batch = make(micro_batch)
     setup.shape.check(batch, micro_batch, make)
     return setup.changes.batch(batch)

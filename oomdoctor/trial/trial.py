@@ -295,7 +295,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     scaler = gradient_scaler(setup.variant)
     meter, batch, loss = training.meter, None, None
     between = None if setup.variant.evaluation is None or question.without_evaluation else _Between(setup, question)
-    started = time.monotonic()
+    started, seeds = time.monotonic(), itertools.count(_first_seed(question))
     for step in itertools.count(1):
         iteration = min(step, PLAIN_ITERATIONS)  # all that come after the first are one, whose highest figures count
         for micro_step in range(1, question.micro_steps + 1):
@@ -303,7 +303,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
                 if setup.changes.drops_leftovers:
                     batch = loss = None
-                batch = place(checked_batch(setup, question.micro_batch), setup.device)
+                batch = place(checked_batch(setup, question.micro_batch, next(seeds)), setup.device)
                 meter.placed(batch)
                 loss = loss_of(setup, batch)
                 meter.computed(loss)
@@ -321,6 +321,11 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
         training.loss_is_finite = bool(torch.isfinite(loss).item())
 
 
+def _first_seed(question: RunTrial) -> int:
+    """Return the seed of a trial's first batch, from which those of the others count on."""
+    return question.draw << 20  # more batches than a trial has; NumPy takes seeds below 2**32
+
+
 class _Between:
     """Evaluates between training steps, whose last batch and loss stay alive as a loop's variables do."""
 
@@ -328,14 +333,15 @@ class _Between:
         self._setup = setup
         self._micro_batch = (setup.variant.evaluation and setup.variant.evaluation.micro_batch) or question.micro_batch
         self._evaluation = Evaluator(setup, without_graph=question.without_graph)
+        self._first_seed = _first_seed(question)
 
     def evaluate(self, training: _Training, iteration: int) -> None:
         """Evaluate two batches, the second while the output of the first is alive."""
         batch = output = None
         phase = training.meter.micro_phase(iteration, 1, PhaseName.EVALUATION)
         with evaluating(self._setup.model), phase:
-            for _ in range(2):
-                batch = place(checked_batch(self._setup, self._micro_batch), self._setup.device)
+            for seed in range(self._first_seed, self._first_seed + 2):
+                batch = place(checked_batch(self._setup, self._micro_batch, seed), self._setup.device)
                 training.meter.placed(batch)
                 output = self._evaluation.run(batch)
             del batch, output
@@ -353,7 +359,7 @@ def _evaluate(setup: TrialSetup, training: _Training, question: RunTrial) -> Non
         for step in itertools.count(1):
             training.fixed_bytes = _fixed_bytes((batch, output))
             with meter.micro_phase(min(step, PLAIN_ITERATIONS), 1, PhaseName.FORWARD):
-                batch = place(checked_batch(setup, question.micro_batch), setup.device)
+                batch = place(checked_batch(setup, question.micro_batch, _first_seed(question) + step), setup.device)
                 meter.placed(batch)
                 output = evaluation.run(batch)
             training.builds_graph = evaluation.builds_graph

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 
-def seed_everything(seed: int) -> None:
-    """Seed PyTorch, `random` and, where the step has imported it, NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed)
-
-
 def other_generators() -> dict[str, object]:
     """Return the states of the generators that are not PyTorch's, by name; a state changes when a number is drawn."""
     states: dict[str, object] = {"random": random.getstate()}

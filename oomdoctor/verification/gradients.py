@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
+from oomdoctor.target.contract import seed_everything
 from oomdoctor.target.splitting import split
-from oomdoctor.verification.expected_randomness import ExpectedRandomness, other_generators, seed_everything
+from oomdoctor.verification.expected_randomness import ExpectedRandomness, other_generators
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

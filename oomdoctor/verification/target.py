@@ -18,12 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oomdoctor.agent.host_memory import free_host_bytes
 from oomdoctor.errors import NoAnswerError, TargetError
-from oomdoctor.target.contract import build, failure, make_one_batch, step_hint, take_loss
+from oomdoctor.target.contract import build, failure, make_one_batch, seed_everything, step_hint, take_loss
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import check_batch, check_batch_sizes
 from oomdoctor.target.splitting import is_plain_sequence, parts_of, rows_of, samples_in
 from oomdoctor.units import format_size
-from oomdoctor.verification.expected_randomness import seed_everything
 from oomdoctor.verification.gradients import Laboratory
 from oomdoctor.verification.judgement import BATCH_NORM, TOLERANCES, Judge
 
@@ -93,7 +92,6 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _batch(target: Target, samples: int) -> Batch:
-    seed_everything(0)
     batch = make_one_batch(target, samples)
     check_batch(batch)
     return batch

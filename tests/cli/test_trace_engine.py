@@ -95,6 +95,29 @@ def test_lengths_that_are_drawn_are_told(oomdoctor_here: Run, tmp_path: Path, en
 
 
 @pytest.mark.null_gpu
+def test_lengths_that_are_drawn_are_the_same_in_every_trial(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """What `make_batch` draws with PyTorch, NumPy or `random` hangs on the engine no more than on what ran before."""
+    drawn = """
+        import random
+        import numpy
+        def make_batch(batch_size):
+            longest = int(torch.randint(20_000, 40_000, ())) + random.randrange(20_000) + numpy.random.randint(20_000)
+            return torch.zeros(batch_size, 1024), torch.zeros(batch_size, longest)
+    """
+    step = "def training_step(model, batch):\n    return model(batch[0]).sum() + torch.rand(1).sum().item()"
+    write_target(tmp_path, make_batch=drawn, training_step=step)
+    question = ("model.py", "--gpu", "t4", "--capacity", "256MiB")
+
+    traced, run, again = (_probe(oomdoctor_here, *question, "--engine", name) for name in ("trace", "null", "null"))
+
+    assert traced["micro_batch"] == run["micro_batch"] == again["micro_batch"]
+    assert _trials(run) == _trials(again)
+    sizes = [size for size in _trials(run) if size in _trials(traced)]
+    assert len(sizes) > 2
+    assert [_trials(traced)[size] for size in sizes] == [_trials(run)[size] for size in sizes]
+
+
+@pytest.mark.null_gpu
 @pytest.mark.parametrize(("example", "precision"), [("gpt2", "bf16"), ("resnet50", "fp32")])
 def test_a_trace_answers_as_the_null_gpu(oomdoctor_here: Run, example: str, precision: str) -> None:
     """Each trial has the outcome, the peaks, the phases and the retries that PyTorch has on a null GPU, to the byte."""
