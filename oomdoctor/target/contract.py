@@ -382,11 +382,18 @@ def failure(error: BaseException, what: str, own_roots: Sequence[Path], *, hint:
     if isinstance(error, SystemExit):
         return TargetError(f"{what} called exit with {error.code!r}", hint=hint or _EXIT_HINT, details=details)
     kind = MissingNameError if isinstance(error, ImportError | NameError) else TargetError
-    hint = hint or (_IMPORT_HINT if isinstance(error, ImportError) else None)
+    if isinstance(error, ImportError):
+        hint = hint or _IMPORT_HINT
+    elif isinstance(error, MemoryError) or _NO_HOST_MEMORY in summary(error):
+        hint = hint or _HOST_MEMORY_HINT
     return kind(f"{what} raised `{summary(error)}`", hint=hint, details=details)
 
 
 _IMPORT_HINT = "install what it names in the environment that oomdoctor runs in"
+_NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+_HOST_MEMORY_HINT = (
+    "the memory of this machine ran out, not the GPU's: make smaller tensors on the CPU, or run where there is more"
+)
 _EXIT_HINT = 'what oomdoctor calls must return; put what only a script does under `if __name__ == "__main__":`'
 
 

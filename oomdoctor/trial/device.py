@@ -211,7 +211,8 @@ def fault_of(error: OomdoctorError, zeros_read: int, reads: Sequence[UnknownRead
     if calls := unknown_calls():
         served = ", ".join(f"`{name}`" for name in calls)
         return NoAnswerError(f"the null GPU does not serve {served}", details=details, hint=_REAL_GPU)
-    if (zeros_read or reads) and not isinstance(error, NoAnswerError | MissingNameError):
+    is_understood = error.hint is not None or isinstance(error, NoAnswerError | MissingNameError)
+    if (zeros_read or reads) and not is_understood:  # an error whose remedy is known hangs on no value
         where = f" ({unknown_reads.describe_reads(reads)})" if reads else ""
         return NoAnswerError(
             f"the target read data back from the GPU{where} and then failed; "

@@ -275,4 +275,4 @@ def test_hints_at_an_update_keep_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "oomdoctor-baseline.json").write_text("{")
     refused = here(tmp_path, "--config", "other.toml")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert f"hint: {line} writes it anew" in refused.stderr
+    assert f"hint: {line}, of all entries, writes it anew" in refused.stderr

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from running import Run
+from targets_for_tests import write_target
 
 from oomdoctor.cli import main
 from oomdoctor.errors import EXIT_INTERRUPTED
@@ -44,6 +45,23 @@ def test_a_long_problem_is_told_whole(tmp_path: Path, oomdoctor_here: Run) -> No
     oomdoctor_here("probe", name, "-o", "out.json", "-q")
 
     assert f"no such file: `{name}`" in oomdoctor_here("report", "out.json").stderr.replace("\n", "")
+
+
+@pytest.mark.null_gpu
+@pytest.mark.parametrize(
+    ("step", "hint"),
+    [
+        ("return model(batch.cpu()).sum()", "oomdoctor places the model and the batch; remove `.to(...)`"),
+        ("raise MemoryError", "the memory of this machine ran out, not the GPU's"),
+    ],
+)
+def test_an_error_of_known_cause_is_the_files(tmp_path: Path, oomdoctor_here: Run, step: str, hint: str) -> None:
+    """What would fail on any GPU alike is the file's fault and has its hint, also after values were read back."""
+    write_target(tmp_path, training_step=f"def training_step(model, batch):\n    {step}")
+    ended = oomdoctor_here("probe", "model.py", "--gpu", "t4", "-q")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "micro-batch 4 fails: the training step raised" in ended.stderr
+    assert f"hint: {hint}" in ended.stderr
 
 
 def test_continuous_integration_sees_the_error(oomdoctor_here: Run) -> None:

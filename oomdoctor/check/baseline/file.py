@@ -322,7 +322,7 @@ SCHEMA_VERSION: Final = 1
 _MAXIMUM_BYTES: Final = 16 * 1024**2
 UPDATE: Final = "oomdoctor check --update"
 """The command that writes the baseline of the configuration that is found unnamed."""
-_HINT: Final = "`{update}` writes it anew; the repository's history has the last good one"
+_HINT: Final = "`{update}`, of all entries, writes it anew; the repository's history has the last good one"
 _CONFLICT_HINT: Final = "take one side whole, then run `{update}`, which measures what both changed"
 
 

@@ -74,7 +74,7 @@ _FACTORIES: Final = ("empty.memory_format", "empty_strided", "tril_indices", "tr
 """Operators that make tensors from no other tensor, on a given device."""
 _OWN_KERNELS: Final = (
     "native_layer_norm", "native_group_norm", "convolution", "convolution_backward", "addr", "_chunk_cat",
-    "any.dims", "all.dims", "_fused_rms_norm", "_grouped_mm", "_to_copy",
+    "any.dims", "all.dims", "_fused_rms_norm", "_grouped_mm", "_to_copy", "_linalg_check_errors",
 )  # fmt: skip
 """Operators for which CUDA has a kernel, and which C++ composes of others for devices without one."""
 _OWN_ABOVE_AUTOGRAD: Final = ("silu_backward", "mish_backward")

@@ -108,6 +108,19 @@ _ONLY_ENGINE: Final = (3, 2)
 """Reference counts of a gradient (the engine, the call, Python) and of its storage (the tensor, Python)."""
 
 
+_FORMULAS_WITH_SUMS: Final = (
+    "LinalgCholeskyExBackward0", "LinalgLuBackward0", "LinalgLuFactorExBackward0", "LinalgLuSolveBackward0",
+    "LinalgPinvBackward0", "LinalgQrBackward0", "LinalgSvdBackward0", "LogcumsumexpBackward0",
+)  # fmt: skip
+"""Nodes whose formula adds gradients itself, out of place. What the engine adds after one looks the same from here: the
+engine's sums are far rarer behind these."""
+
+
+def _is_in_formula_with_sums() -> bool:
+    node: Any = torch._C._current_autograd_node()  # noqa: SLF001 - no public name
+    return node is not None and node.name() in _FORMULAS_WITH_SUMS
+
+
 def adds_in_place(buffer: object, gradient: object) -> bool:
     """Return whether autograd's engine would add a gradient to its buffer in place on CUDA.
 
@@ -116,6 +129,11 @@ def adds_in_place(buffer: object, gradient: object) -> bool:
     """
     if not (isinstance(gradient, torch.Tensor) and isinstance(buffer, torch.Tensor) and in_backward()):
         return False
-    if torch.is_grad_enabled() or buffer.shape != gradient.shape or buffer.dtype != gradient.dtype:
+    if (
+        torch.is_grad_enabled()
+        or buffer.shape != gradient.shape
+        or buffer.dtype != gradient.dtype
+        or _is_in_formula_with_sums()
+    ):
         return False
     return reference_counts(buffer) == _ONLY_ENGINE and is_dense(buffer)

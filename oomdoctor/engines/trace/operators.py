@@ -15,6 +15,7 @@ from oomdoctor.engines.trace import storages
 from oomdoctor.engines.trace.kernels import (
     attention,
     convolutions,
+    decompositions,
     finding,
     indexing,
     losses,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _TEMPORARIES: Final = {
     **attention.TEMPORARIES,
     **convolutions.TEMPORARIES,
+    **decompositions.TEMPORARIES,
     **finding.TEMPORARIES,
     **indexing.TEMPORARIES,
     **losses.TEMPORARIES,
@@ -50,12 +52,6 @@ _TEMPORARIES: Final = {
     **sorting.TEMPORARIES,
 }
 _DATA_DEPENDENT: Final = ("unique_dim",)
-_DECOMPOSITIONS: Final = frozenset(
-    ("_linalg_svd", "_linalg_eigh", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_qr", "linalg_eig",
-     "linalg_cholesky_ex", "linalg_inv_ex", "linalg_lu_factor_ex", "linalg_ldl_factor_ex", "linalg_lstsq", "geqrf",
-     "linalg_householder_product", "ormqr")
-)  # fmt: skip
-"""Operators that ask cuSOLVER for the size of a work area."""
 _MATRIX: Final = 2
 
 
@@ -65,12 +61,12 @@ def temporaries_of(call: OperatorCall) -> Temporaries:
     return function(call) if function else NO_TEMPORARIES
 
 
-def assumption_of(operator: Any) -> str | None:  # noqa: ANN401 - an operator
+def assumption_of(operator: Any, args: Sequence[Any]) -> str | None:  # noqa: ANN401 - an operator
     """Return which library's work area a trace leaves out, by the name under which results tell it; None for none."""
     name = _operator_name(operator)
     if name.startswith("_fft_"):
         return "cufft-traced"
-    return "cusolver" if name in _DECOMPOSITIONS else None
+    return "cusolver" if decompositions.asks_for_work_area(name, args) else None
 
 
 def has_temporaries(operator: Any) -> bool:  # noqa: ANN401 - an operator
@@ -96,6 +92,7 @@ def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         "abs.out": _absolute,
         "angle": _angle,
         **convolutions.kernels(device),
+        **decompositions.kernels(),
         **finding.kernels(device),
         **indexing.kernels(device),
         **losses.kernels(),

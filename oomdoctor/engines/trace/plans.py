@@ -155,7 +155,7 @@ class OperatorPlanner:
             results[0] = NewTensor(
                 results[0].size, torch.empty(results[0].size, device="meta").stride(), results[0].dtype
             )
-        if (assumption := assumption_of(operator)) is not None:
+        if (assumption := assumption_of(operator, args)) is not None:
             self._device.assumptions.add(assumption)
         temporaries = temporaries_of(OperatorCall(self._device.card, operator, args, kwargs, results))
         call = self._traced_call(operator, args, kwargs, results)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.op_trace import KernelsByName, OperatorCall, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import AllocationStep, KernelsByName, OperatorCall, TemporariesByName
 
 _PLANE: Final = 2
 _SINCE_HOPPER: Final = 9
@@ -45,10 +45,14 @@ def _workspace_bytes(card: Card) -> int:
     return _NEW_WORKSPACE if card.compute_capability[0] >= _SINCE_HOPPER else _OLD_WORKSPACE
 
 
+def cublas_workspace(card: Card) -> tuple[AllocationStep, ...]:
+    """Return the allocation of cuBLAS's workspace for one call of it."""
+    nbytes = _workspace_bytes(card)
+    return () if not nbytes else (nbytes if _has_temporary_workspace() else Workspace("cublas", nbytes),)
+
+
 def _product_temporaries(call: OperatorCall) -> Temporaries:
-    nbytes = _workspace_bytes(call.card)
-    workspace = () if not nbytes else (nbytes if _has_temporary_workspace() else Workspace("cublas", nbytes),)
-    return Temporaries(after=(*_copies(call), *workspace))
+    return Temporaries(after=(*_copies(call), *cublas_workspace(call.card)))
 
 
 def _batched_product_temporaries(call: OperatorCall) -> Temporaries:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
-from operator_cases import layers, losses, numbers, pictures, places, quantization, sweeps
+from operator_cases import decompositions, layers, losses, numbers, pictures, places, quantization, sweeps
 from operator_cases.making import Case
 
 KINDS = {
+    "decompositions": decompositions.CASES,
     "layers": layers.CASES,
     "losses": losses.CASES,
     "pictures": pictures.CASES,
