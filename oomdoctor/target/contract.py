@@ -133,9 +133,12 @@ def build(target: Target, *, passes: Passes = is_out_of_memory, on_meta: bool = 
     return model
 
 
-def seed_everything(seed: int) -> None:
-    """Seed PyTorch, `random` and, where the user's code has imported it, NumPy."""
-    torch.manual_seed(seed)
+def seed_host(seed: int) -> None:
+    """Seed what draws numbers on the host: PyTorch, `random` and, where the user's code has imported it, NumPy.
+
+    The generators of GPUs stay as they are: one that is seeded has cuDNN allocate the state of its dropout anew.
+    """
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed)
@@ -154,7 +157,7 @@ def make_one_batch(target: Target, batch_size: int, *, seed: int = 0, passes: Pa
         TargetError: The function raised, or returned nothing.
     """
     call = f"make_batch({', '.join([str(batch_size), *(f'{name}={size}' for name, size in target.sizes.items())])})"
-    seed_everything(seed)
+    seed_host(seed)
     batch = call_user(target, partial(target.make_batch, **target.sizes), batch_size, call=call, passes=passes)
     if batch is None:
         raise TargetError(f"`{call}` returned None", hint="end `make_batch` with a `return` of the batch")

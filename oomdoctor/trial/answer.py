@@ -373,7 +373,6 @@ _ASSUMED = {
         "the work areas of Fourier transforms are counted as cuFFT's documentation names the least; lengths with prime "
         "factors above 7 may take up to eight times as much"
     ),
-    "cufft-traced": "the work areas of Fourier transforms are not counted in a trace; `--engine null` counts the least",
     "cusolver": (
         "the work areas of cuSOLVER (SVD, eigenvalues, QR, Cholesky) are known on a GPU alone and count as 0; training "
         "may need more while it runs"

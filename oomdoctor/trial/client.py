@@ -308,9 +308,9 @@ class WorkerTrialSource(TrialSource):
                     return ProfileOutcome(None, trial.error, trial.outcome)
                 peak_allocated_bytes = trial.peak_allocated_bytes
             self._ensure_loaded()
-            # What is drawn anew shows whether memory depends on it.
-            profiled = ProfileTrial(replace(question, draw=1), peak_allocated_bytes)
-            done = self._ask(profiled, f"recording memory at micro-batch {micro_batch}")
+            done = self._ask(
+                ProfileTrial(question, peak_allocated_bytes), f"recording memory at micro-batch {micro_batch}"
+            )
         except OomdoctorError as error:
             self._lose()
             return ProfileOutcome(None, error.message, Outcome.FAILED)

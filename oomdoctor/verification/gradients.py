@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
-from oomdoctor.target.contract import seed_everything
+from oomdoctor.target.contract import seed_host
 from oomdoctor.target.splitting import split
 from oomdoctor.verification.expected_randomness import ExpectedRandomness, other_generators
 
@@ -161,12 +161,12 @@ class Laboratory:
 
     def forward(self, part: Batch, around: AbstractContextManager[Any]) -> torch.Tensor:
         """Run the forward alone, from whatever state there is, in a context that sees the replaced random draws."""
-        seed_everything(0)
+        seed_host(0)
         with self._randomness(), around:
             return self.step(self.model, part)
 
     def _micro_step(self, part: Batch, weight: float, seed: int) -> float:
-        seed_everything(seed)
+        seed_host(seed)
         with self._randomness():
             loss = self.step(self.model, part)
             self.backward(loss * weight)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oomdoctor.agent.host_memory import free_host_bytes
 from oomdoctor.errors import NoAnswerError, TargetError
-from oomdoctor.target.contract import build, failure, make_one_batch, seed_everything, step_hint, take_loss
+from oomdoctor.target.contract import build, failure, make_one_batch, seed_host, step_hint, take_loss
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import check_batch, check_batch_sizes
 from oomdoctor.target.splitting import is_plain_sequence, parts_of, rows_of, samples_in
@@ -68,7 +68,7 @@ def verify_target(
     dtype = _TYPES[precision]
     with _default_type(dtype):
         target = load_target(reference)
-        seed_everything(0)
+        seed_host(0)
         model = build(target).to(device="cpu", dtype=dtype).train()
         batch = _batch(target, samples)
         has_lists = _has_sample_lists(batch, samples)

@@ -17,6 +17,7 @@ from oomdoctor.engines.trace.kernels import (
     convolutions,
     decompositions,
     finding,
+    fourier,
     indexing,
     losses,
     matrix_products,
@@ -43,6 +44,7 @@ _TEMPORARIES: Final = {
     **convolutions.TEMPORARIES,
     **decompositions.TEMPORARIES,
     **finding.TEMPORARIES,
+    **fourier.TEMPORARIES,
     **indexing.TEMPORARIES,
     **losses.TEMPORARIES,
     **matrix_products.TEMPORARIES,
@@ -62,10 +64,10 @@ def temporaries_of(call: OperatorCall) -> Temporaries:
 
 
 def assumption_of(operator: Any, args: Sequence[Any]) -> str | None:  # noqa: ANN401 - an operator
-    """Return which library's work area a trace leaves out, by the name under which results tell it; None for none."""
+    """Return which library's work area is counted by a rule, or as 0, by its name in results; None for none."""
     name = _operator_name(operator)
-    if name.startswith("_fft_"):
-        return "cufft-traced"
+    if fourier.needs_work_area(name, args):
+        return "cufft"
     return "cusolver" if decompositions.asks_for_work_area(name, args) else None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
-from operator_cases import decompositions, layers, losses, numbers, pictures, places, quantization, sweeps
+from operator_cases import decompositions, layers, losses, numbers, pictures, places, quantization, sweeps, transforms
 from operator_cases.making import Case
 
 KINDS = {
@@ -26,6 +26,7 @@ KINDS = {
     "numbers": numbers.CASES,
     "quantization": quantization.CASES,
     "sweeps": sweeps.CASES,
+    "transforms": transforms.CASES,
 }
 
 

@@ -1,0 +1,76 @@
+"""Fourier transforms: cuFFT's work areas, and the copies that PyTorch makes.
+
+cuFFT tells the size of a work area on a GPU alone. It is counted as on a null GPU: nothing for short transforms since
+CUDA 13, else as many complex numbers as the complex side has, which the documentation names as the least.
+
+Source: `_fft_r2c_cufft`, `_fft_c2r_cufft` and `_exec_fft`, SpectralOps.cpp; `unfold_backward`, UnfoldBackward.cpp; for
+the rule see `cufft.c` of the null GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.engines.trace.op_trace import Temporaries
+from oomdoctor.engines.trace.torch_internals import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.engines.trace.op_trace import OperatorCall, TemporariesByName
+
+_LONG: Final = 8
+_SHORT, _SHORT_OUTER = 512, 128
+_SINCE_CUDA: Final = 13
+_CUDA_13_WHEELS: Final = (2, 11)
+"""First torch whose wheels are built for CUDA 13, for builds that have no CUDA themselves."""
+
+
+def _has_short_without_area() -> bool:
+    built_for = torch.version.cuda
+    return TORCH >= _CUDA_13_WHEELS if built_for is None else int(built_for.partition(".")[0]) >= _SINCE_CUDA
+
+
+def needs_work_area(name: str, args: Sequence[Any]) -> bool:
+    """Return whether a transform has a work area, whose size is counted by a rule."""
+    return name in _KINDS and bool(_work_area(name, args))
+
+
+def _work_area(name: str, args: Sequence[Any]) -> tuple[int, ...]:
+    """Return the bytes of a transform's work area; nothing where it has none."""
+    given, dims = args[:2]
+    lengths = [given.shape[dim] for dim in dims]
+    numbers, itemsize = given.numel(), given.element_size()
+    if name == "_fft_c2r":
+        numbers, lengths[-1] = numbers // lengths[-1] * (args[3] // 2 + 1), args[3]
+    elif name == "_fft_r2c":
+        numbers, itemsize = numbers // lengths[-1] * (lengths[-1] // 2 + 1), 2 * itemsize
+    is_short = lengths[-1] <= _SHORT and all(length <= _SHORT_OUTER for length in lengths[:-1])
+    return () if is_short and _has_short_without_area() else (numbers * itemsize,)
+
+
+def _from_real(call: OperatorCall) -> Temporaries:
+    return Temporaries(after=_work_area("_fft_r2c", call.args))
+
+
+def _between_complex(call: OperatorCall) -> Temporaries:
+    return Temporaries(after=_work_area("_fft_c2c", call.args))
+
+
+def _to_real(call: OperatorCall) -> Temporaries:
+    """Copy the input, which cuFFT overwrites."""
+    given = call.args[0]
+    return Temporaries(after=(given.numel() * given.element_size(), *_work_area("_fft_c2r", call.args)))
+
+
+def _unfold_backward(call: OperatorCall) -> Temporaries:
+    """Count the positions along the dimension."""
+    sizes, dim = call.args[1:3]
+    return Temporaries(after=(sizes[dim] * _LONG,) if math.prod(sizes) else ())
+
+
+_KINDS: Final = {"_fft_r2c": _from_real, "_fft_c2r": _to_real, "_fft_c2c": _between_complex}
+TEMPORARIES: Final[TemporariesByName] = {**_KINDS, "unfold_backward": _unfold_backward}
