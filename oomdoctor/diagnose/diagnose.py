@@ -101,7 +101,8 @@ def _read(source: Source, found: _Found) -> None:
     with source.opened() as stream:
         start = head(stream)
         _refuse_what_is_no_evidence(source, start)
-        found.empty += [source.name] if not start else []
+        if not start:
+            found.empty.append(source.name)
         if looks_like_report(start):
             _read_report(source, stream, found)
         elif looks_like_snapshot(start):

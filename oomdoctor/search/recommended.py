@@ -53,9 +53,9 @@ def find_recommended(
             low = size
             break
         high, failures = size, failures + 1
-    if failures and low >= search.smallest:
-        low = _raised(try_batch, low=low, high=high, allowed_bytes=allowed_bytes)
-    return low if low >= search.smallest else 0
+    if low < search.smallest:
+        return 0
+    return _raised(try_batch, low=low, high=high, allowed_bytes=allowed_bytes) if failures else low
 
 
 def _raised(try_batch: TryBatch, *, low: int, high: int, allowed_bytes: int) -> int:

@@ -102,7 +102,7 @@ def test_a_polite_end_after_the_answer_writes_it(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_of_a_trace_after_the_answer_writes_it(tmp_path: Path) -> None:
-    """The trace engine, interrupted while it tells what memory is made of, writes the answer that it had."""
+    """The trace engine, interrupted while it runs a size once more, writes the answer that it had."""
     (tmp_path / "model.py").write_text(MODEL.format(stuck=AGAIN))
     words = ("probe", "model.py", "--engine", "trace", "--json", "-o", "report.json", *CARD)
     done = interrupt_once_begun(tmp_path, signal.SIGINT, *words)

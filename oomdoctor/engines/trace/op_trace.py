@@ -104,6 +104,10 @@ class OperatorCall:
     kwargs: Any
     results: list[Any]
 
+    def argument(self, position: int, name: str, default: object = None) -> Any:  # noqa: ANN401 - any argument
+        """Return an argument that is given by position or by name, or its default."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
 
 @dataclass(frozen=True, slots=True)
 class Temporaries:

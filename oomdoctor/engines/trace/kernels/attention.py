@@ -286,7 +286,7 @@ def _flash_backward_temporaries(call: OperatorCall) -> Temporaries:
 
 def _efficient_temporaries(call: OperatorCall) -> Temporaries:
     """Put seed and offset of the dropout on the host, but since torch 2.7 on the device where there is no dropout."""
-    dropout = call.args[5] if len(call.args) > 5 else call.kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - its place
+    dropout = call.argument(5, "dropout_p", 0.0)
     if TORCH < _SEED_ON_DEVICE or dropout:
         return Temporaries(on_host=(2, 3))
     return Temporaries(order=[2, 3, 0, 1])

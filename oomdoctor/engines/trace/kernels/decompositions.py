@@ -94,10 +94,6 @@ class _Steps:
         return Temporaries(after=tuple(self.taken), order=order)
 
 
-def _argument(call: OperatorCall, position: int, name: str, default: object) -> Any:  # noqa: ANN401 - any argument
-    return call.args[position] if len(call.args) > position else call.kwargs.get(name, default)
-
-
 def _svd(call: OperatorCall) -> Temporaries:
     """Take a copy; Jacobi's method for many small matrices has square factors."""
     given, steps = _Batch.of(call.args[0]), _Steps(call.card)
@@ -105,10 +101,10 @@ def _svd(call: OperatorCall) -> Temporaries:
     steps.take(given.nbytes)
     is_batched = given.count > 1 and max(given.rows, given.columns) <= _JACOBI_LONGEST
     shorter, longer = sorted((given.rows, given.columns))
-    if not _argument(call, 2, "compute_uv", default=True):
+    if not call.argument(2, "compute_uv", default=True):
         for length in (given.rows, given.columns):
             steps.take((given.count * length if is_batched else shorter) * length * given.dtype.itemsize)
-    elif is_batched and shorter < longer and not _argument(call, 1, "full_matrices", default=False):
+    elif is_batched and shorter < longer and not call.argument(1, "full_matrices", default=False):
         steps.take(given.count * longer**2 * given.dtype.itemsize)
     return steps.as_temporaries(order=[0, 2, 1])
 
@@ -122,7 +118,7 @@ def _eigh(call: OperatorCall) -> Temporaries:
 def _qr(call: OperatorCall) -> Temporaries:
     """Take the reflectors' factors, and the state of each of two functions, the second of which makes Q."""
     given, steps = _Batch.of(call.args[0]), _Steps(call.card)
-    makes_q = _argument(call, 1, "mode", default="reduced") != "r"
+    makes_q = call.argument(1, "mode", default="reduced") != "r"
     steps.take(given.count * min(given.rows, given.columns) * given.dtype.itemsize)
     if not makes_q and given.rows > given.columns:
         steps.take(given.nbytes)
@@ -204,7 +200,7 @@ def _is_factored_at_once(given: _Batch) -> bool:
 
 
 def _lu_unpack(call: OperatorCall) -> Temporaries:
-    if not _argument(call, 3, "unpack_pivots", default=True):
+    if not call.argument(3, "unpack_pivots", default=True):
         return NO_TEMPORARIES
     factors, steps = call.args[0], _Steps(call.card)
     steps.take(factors.shape[-2] * _LONG)
@@ -215,15 +211,15 @@ def _lu_unpack(call: OperatorCall) -> Temporaries:
 
 def _lu_solve(call: OperatorCall) -> Temporaries:
     factors, right = call.args[0], call.args[2]
-    steps, from_left = _Steps(call.card), _argument(call, 3, "left", default=True)
-    is_transposed = bool(_argument(call, 4, "adjoint", default=False)) is bool(from_left)
+    steps, from_left = _Steps(call.card), call.argument(3, "left", default=True)
+    is_transposed = bool(call.argument(4, "adjoint", default=False)) is bool(from_left)
     _solve(steps, factors, _Batch.of(right), from_left=from_left, is_transposed=is_transposed)
     return steps.as_temporaries()
 
 
 def _solve_ex(call: OperatorCall) -> Temporaries:
     matrices, right = call.args[:2]
-    steps, from_left = _Steps(call.card), _argument(call, 2, "left", default=True)
+    steps, from_left = _Steps(call.card), call.argument(2, "left", default=True)
     _factor(steps, _Batch.of(matrices))
     if right.dim() == 1 or (right.dim() == matrices.dim() - 1 and right.shape == matrices.shape[:-1]):
         right = right.unsqueeze(-1)

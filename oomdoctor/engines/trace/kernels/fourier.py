@@ -10,6 +10,7 @@ the rule see `cufft.c` of the null GPU.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.engines.trace.op_trace import OperatorCall, TemporariesByName
 
+_TRANSFORMS: Final = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
 _LONG: Final = 8
 _SHORT, _SHORT_OUTER = 512, 128
 _SINCE_CUDA: Final = 13
@@ -36,7 +38,7 @@ def _has_short_without_area() -> bool:
 
 def needs_work_area(name: str, args: Sequence[Any]) -> bool:
     """Return whether a transform has a work area, whose size is counted by a rule."""
-    return name in _KINDS and bool(_work_area(name, args))
+    return name in _TRANSFORMS and bool(_work_area(name, args))
 
 
 def _work_area(name: str, args: Sequence[Any]) -> tuple[int, ...]:
@@ -52,18 +54,11 @@ def _work_area(name: str, args: Sequence[Any]) -> tuple[int, ...]:
     return () if is_short and _has_short_without_area() else (numbers * itemsize,)
 
 
-def _from_real(call: OperatorCall) -> Temporaries:
-    return Temporaries(after=_work_area("_fft_r2c", call.args))
-
-
-def _between_complex(call: OperatorCall) -> Temporaries:
-    return Temporaries(after=_work_area("_fft_c2c", call.args))
-
-
-def _to_real(call: OperatorCall) -> Temporaries:
-    """Copy the input, which cuFFT overwrites."""
+def _transform(name: str, call: OperatorCall) -> Temporaries:
+    """Take the work area; what becomes real is copied before, since cuFFT overwrites it."""
     given = call.args[0]
-    return Temporaries(after=(given.numel() * given.element_size(), *_work_area("_fft_c2r", call.args)))
+    copy = (given.numel() * given.element_size(),) if name == "_fft_c2r" else ()
+    return Temporaries(after=(*copy, *_work_area(name, call.args)))
 
 
 def _unfold_backward(call: OperatorCall) -> Temporaries:
@@ -72,5 +67,7 @@ def _unfold_backward(call: OperatorCall) -> Temporaries:
     return Temporaries(after=(sizes[dim] * _LONG,) if math.prod(sizes) else ())
 
 
-_KINDS: Final = {"_fft_r2c": _from_real, "_fft_c2r": _to_real, "_fft_c2c": _between_complex}
-TEMPORARIES: Final[TemporariesByName] = {**_KINDS, "unfold_backward": _unfold_backward}
+TEMPORARIES: Final[TemporariesByName] = {
+    **{name: partial(_transform, name) for name in _TRANSFORMS},
+    "unfold_backward": _unfold_backward,
+}

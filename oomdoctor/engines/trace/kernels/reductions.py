@@ -237,7 +237,7 @@ def _of_contiguous(call: OperatorCall, item_bytes: int, *, flat: bool = False) -
 
 def _dims(call: OperatorCall) -> Any:  # noqa: ANN401 - a list of integers, or None
     """Return the dimensions, given as one or several, by position or by name."""
-    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    given = call.argument(1, "dim")
     if isinstance(given, bool) or not isinstance(given, int | list | tuple):
         return None
     return (given,) if isinstance(given, int) else given
