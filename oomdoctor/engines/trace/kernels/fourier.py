@@ -44,6 +44,8 @@ def needs_work_area(name: str, args: Sequence[Any]) -> bool:
 def _work_area(name: str, args: Sequence[Any]) -> tuple[int, ...]:
     """Return the bytes of a transform's work area; nothing where it has none."""
     given, dims = args[:2]
+    if not dims:
+        return ()
     lengths = [given.shape[dim] for dim in dims]
     numbers, itemsize = given.numel(), given.element_size()
     if name == "_fft_c2r":

@@ -7,10 +7,12 @@ from torch import linalg
 
 from operator_cases.making import Case, case, given, leaf
 
-_SHAPES = {"one": (60, 40), "few": (8, 60, 40), "many": (300, 24, 20), "wide": (5, 20, 50)}
+_SHAPES = {"one": (60, 40), "few": (8, 60, 40), "many": (300, 24, 20), "wide": (5, 20, 50),
+    "longest of Jacobi": (3, 32, 30), "too long for Jacobi": (3, 33, 30),
+}  # fmt: skip
 _SQUARES = {
     "one": (60, 60), "few": (8, 60, 60), "many": (300, 20, 20), "large": (2, 150, 150), "small": (9, 7, 7),
-    "two dimensions": (2, 3, 30, 30),
+    "two dimensions": (2, 3, 30, 30), "eight": (8, 64, 64), "nine": (9, 64, 64), "below 64": (8, 63, 63),
 }  # fmt: skip
 _SIZES = (8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 520)
 

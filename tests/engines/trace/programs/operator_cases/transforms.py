@@ -38,4 +38,7 @@ def _of_length(length: int) -> dict[str, Case]:
     }
 
 
-CASES = {name: made for length in (400, 1024) for name, made in _of_length(length).items()}
+CASES = {
+    "no dimension": case(lambda x: fft.fftn(x, dim=()), leaf(3, 4, dtype=_COMPLEX)),
+    **{name: made for length in (400, 1024) for name, made in _of_length(length).items()},
+}
