@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clock import within
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,10 +223,8 @@ def test_empty_containers_without_end_are_refused() -> None:
 def test_tuples_of_tuples_are_never_hashed() -> None:
     """A key that would take longer than the universe to hash is an error at once."""
     doubled = b"".join(b"0h" + bytes([n]) + b"h" + bytes([n]) + b"\x86\x94" for n in range(80))
-    begun = time.monotonic()
-    with pytest.raises(UsageError, match="cut short or damaged"):
+    with within(5), pytest.raises(UsageError, match="cut short or damaged"):
         load_plain(b"\x80\x04})\x85\x94" + doubled + b"K\x01s.", "hash")
-    assert time.monotonic() - begun < 5
 
 
 def test_numbers_that_collide_take_no_time() -> None:
@@ -234,9 +232,8 @@ def test_numbers_that_collide_take_no_time() -> None:
     prime = (1 << 61) - 1
     keys = b"".join(b"\x8a\x09" + (prime * n).to_bytes(9, "little", signed=True) + b"K\x01" for n in range(1, 60))
     wide = b"}(" + keys * 2_000 + b"u."
-    begun = time.monotonic()
-    with pytest.raises(UsageError):
-        load_plain(b"\x80\x04" + wide, "collide")
-    small = b"".join(b"\x8a\x08" + struct.pack("<q", prime * n) + b"K\x01" for n in (1, 2, 3, -1))
-    assert len(load_plain(b"\x80\x04}(" + small + b"u.", "collide")) == 4
-    assert time.monotonic() - begun < 5
+    with within(5):
+        with pytest.raises(UsageError):
+            load_plain(b"\x80\x04" + wide, "collide")
+        small = b"".join(b"\x8a\x08" + struct.pack("<q", prime * n) + b"K\x01" for n in (1, 2, 3, -1))
+        assert len(load_plain(b"\x80\x04}(" + small + b"u.", "collide")) == 4
