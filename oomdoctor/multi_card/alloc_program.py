@@ -130,7 +130,7 @@ class Executor:
         self._addresses: list[int] = []
         self._held: list[int] = []
         self._workspaces: dict[object, int] = {}
-        self._fitted: dict[object, int] = {}
+        self._fitted: tuple[dict[object, int], dict[object, int]] = ({}, {})
         self.workspace_retries = 0
         self.meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(self._counts, allocator.reset_peak_stats, Phase)
 
@@ -174,7 +174,8 @@ class Executor:
                     self._workspaces[key] = malloc(step.nbytes)
             elif isinstance(step, OptionalWorkspace):
                 retries = self._allocator.retries
-                self._held.append(step.take(self._fitted, lambda size: malloc(size) if size else 0, AllocationError))
+                fitted = self._fitted[section.in_backward]
+                self._held.append(step.take(fitted, lambda size: malloc(size) if size else 0, AllocationError))
                 self.workspace_retries += self._allocator.retries - retries
             elif step < 0:
                 self._allocator.free(self._held[-1 - step])

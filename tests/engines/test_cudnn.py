@@ -86,6 +86,39 @@ print(workspaces_given_up(), workspace_retries())
     assert int(_run("print(workspace())", tmp_path, TORCH_CUDNN_V8_API_DISABLED="1")) == 0
 
 
+RUN_AGAIN_IN_BACKWARD = """
+def in_a_short_card(_):
+    room = torch.cuda.memory_reserved() + x.nbytes + (40 << 20)
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+    taken.append(workspace())
+    torch.cuda.set_per_process_memory_fraction(1.0)
+taken = [workspace()]
+torch.cuda.empty_cache()
+loss = torch.zeros((), device="cuda", requires_grad=True) * 2
+loss.register_hook(in_a_short_card)
+loss.backward()
+taken.append(workspace())
+print(*taken)
+"""
+
+
+def test_what_fits_is_remembered_for_each_thread(tmp_path: Path) -> None:
+    """What a checkpoint runs again in backward finds its own workspace, and forward keeps the one that it had."""
+    traced = f"""
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.trace.emulation import emulated_cuda
+with emulated_cuda(find_card("rtx-3060")):
+    exec({LAYER + RUN_AGAIN_IN_BACKWARD!r}, {{}})
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", traced], env={**os.environ, **TOLD}, capture_output=True, text=True, check=True
+    )
+    forward, backward, again = map(int, _run(RUN_AGAIN_IN_BACKWARD, tmp_path).split())
+    assert forward == again >= FIRST_CHOICE
+    assert 0 < backward < 40 << 20
+    assert [*map(int, ran.stdout.split())] == [forward, backward, again]
+
+
 MODEL = """
 import torch
 

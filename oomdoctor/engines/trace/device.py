@@ -55,7 +55,7 @@ class EmulatedDevice:
         self.reads = self.workspaces_given_up = self.workspace_retries = self.workspace_bytes = 0
         self.assumptions: set[str] = set()
         self._workspaces: dict[object, Allocation | None] = {}
-        self._fitted: dict[object, int] = {}
+        self._fitted: tuple[dict[object, int], dict[object, int]] = ({}, {})
         self._dropout_state: Allocation | None = None
         self._requested: dict[int, int] = {}
 
@@ -162,8 +162,9 @@ class EmulatedDevice:
             elif isinstance(step, OptionalWorkspace):
                 counts = self.allocator.heap.statistics
                 ooms, retries = counts.ooms, counts.retries
-                held.append(step.take(self._fitted, self.block, torch.OutOfMemoryError))
-                self.workspace_bytes = max(self.workspace_bytes, self._fitted[step.call])
+                fitted = self._fitted[in_backward()]
+                held.append(step.take(fitted, self.block, torch.OutOfMemoryError))
+                self.workspace_bytes = max(self.workspace_bytes, fitted[step.call])
                 self.workspaces_given_up += counts.ooms - ooms
                 self.workspace_retries += counts.retries - retries
             elif step < 0:
@@ -182,7 +183,8 @@ class EmulatedDevice:
 
     def begin_trial(self) -> None:
         """Forget what fitted of optional workspaces, as in a process that has run no trial."""
-        self._fitted.clear()
+        for fitted in self._fitted:
+            fitted.clear()
         self.workspace_bytes = 0
 
     def clear_workspaces(self) -> None:
