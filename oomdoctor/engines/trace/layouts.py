@@ -23,11 +23,22 @@ def accumulation_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def suggested_layout(x: torch.Tensor) -> torch.memory_format:
-    """Return channels last where `x` has that layout and no other. Source: `suggest_memory_format`, TensorBase.h."""
-    for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if x.dim() == rank and x.is_contiguous(memory_format=layout) and not x.is_contiguous():
-            return layout
-    return torch.contiguous_format
+    """Return channels last where `x` has such strides. Source: `suggest_memory_format`, TensorBase.h."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    return layout if layout is not None and has_channels_last_strides(x) else torch.contiguous_format
+
+
+def has_channels_last_strides(tensor: torch.Tensor) -> bool:
+    """Return whether strides are those of channels last. Source: `is_channels_last_strides_2d`, MemoryFormat.h."""
+    least = 0
+    if tensor.stride(1) == 0:
+        return False
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        step, length = tensor.stride(dim), tensor.shape[dim]
+        if length == 0 or step < least or (dim == 0 and least == tensor.stride(1)):
+            return False
+        least = step * length
+    return True
 
 
 def copied_bytes(given: Iterable[object], layout: torch.memory_format = torch.contiguous_format) -> tuple[int, ...]:
@@ -41,23 +52,64 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def pointwise_result(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:  # noqa: ANN401
-    """Return the result of a pointwise operator, on `meta`; None where its layout is not plain.
+_ITERATED: Final = {
+    "elu_backward": (0, 5), "hardshrink_backward": (0, 1), "hardsigmoid_backward": (0, 1),
+    "hardswish": (0,), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1), "leaky_relu": (0,),
+    "leaky_relu_backward": (1, 0),
+    "mish_backward": (0, 1), "softplus_backward": (0, 1), "softshrink_backward": (0, 1), "threshold_backward": (1, 0),
+    "_prelu_kernel_backward": (1, 2, 0), "where": (0, 1, 2),
+}  # fmt: skip
+"""Positions of the operands of one iteration over elements, in the kernel's order, where the operator is not tagged as
+pointwise or its order is another than that of its arguments. Source: Activation.cpp and TensorCompare.cpp."""
+_WITH_NUMBERS: Final = tuple(
+    f"::{name}.Scalar"
+    for name in (
+        "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "floor_divide", "fmod", "ge", "gt", "le", "lt", "ne",
+        "remainder", "rsub",
+    )
+)  # fmt: skip
+"""Pointwise operators that make a tensor of their number and iterate over it too."""
+_LIKE_FIRST: Final = ("hardtanh", "log_sigmoid_backward", "native_dropout_backward")
+"""Pointwise operators whose result is made with `empty_like` of their first argument."""
 
-    PyTorch's own functions for this are in Python and import SymPy. The result's shape and strides are those of the
-    arguments, where these agree or are contiguous; its type is that of the operator on tensors of one element.
+
+def pointwise_result(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:  # noqa: ANN401
+    """Return the results of a pointwise operator, on `meta`; None where it is none, or its layout is not plain.
+
+    PyTorch's own functions for this are in Python, import SymPy, and give some results other strides than CUDA does.
+    The shape and the strides are those of an iteration over the operands; the types are those of the operator on
+    tensors of one element.
     """
-    if POINTWISE not in operator.tags or kwargs or any(isinstance(argument, list | tuple) for argument in args):
+    if kwargs or any(isinstance(argument, list | tuple) for argument in args):
         return None
-    if len(operator._schema.returns) != 1 or operator._schema.is_mutable:  # noqa: SLF001 - no public way
+    operands = _operands(operator, args)
+    size = None if operands is None else _common_size(operands)
+    if operands is None or size is None or 0 in size:
         return None
-    tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
-    size = _common_size(tensors)
-    stride = None if size is None else _common_stride(tensors, size)
-    if size is None or stride is None:
+    stride = _result_stride(operator, operands, size)
+    if stride is None:
         return None
     tiny = operator(*(_one_element(argument) if isinstance(argument, torch.Tensor) else argument for argument in args))
-    return torch.empty_strided(size, stride, dtype=tiny.dtype, device="meta")
+    results = tiny if isinstance(tiny, tuple) else (tiny,)
+    return [torch.empty_strided(size, stride, dtype=result.dtype, device="meta") for result in results]
+
+
+def _operands(operator: Any, args: tuple[Any, ...]) -> list[torch.Tensor] | None:  # noqa: ANN401
+    """Return what a pointwise operator iterates over; None for other operators, and those that write into arguments."""
+    schema, name = operator._schema, plain_name(operator)  # noqa: SLF001 - no public way
+    if schema.is_mutable:
+        return None
+    if name in _ITERATED:
+        return [args[position] for position in _ITERATED[name]]
+    if name in _LIKE_FIRST or (POINTWISE in operator.tags and len(schema.returns) == 1):
+        tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+        return [*tensors, torch.empty((), device="meta")] if operator.name().endswith(_WITH_NUMBERS) else tensors
+    return None
+
+
+def plain_name(operator: Any) -> str:  # noqa: ANN401
+    """Return the name of an operator, or of a library's function, without its namespace and its overload."""
+    return str(operator.name().partition(".")[0].removeprefix("aten::"))
 
 
 def _common_size(tensors: list[torch.Tensor]) -> torch.Size | None:
@@ -70,14 +122,83 @@ def _common_size(tensors: list[torch.Tensor]) -> torch.Size | None:
     return torch.Size([column.pop() if column else 1 for column in lengths])
 
 
-def _common_stride(tensors: list[torch.Tensor], size: torch.Size) -> tuple[int, ...] | None:
-    whole = [tensor for tensor in tensors if tensor.shape == size]
-    if all(tensor.is_contiguous() for tensor in tensors):
-        return torch.empty(size, device="meta").stride()
-    strides = {tensor.stride() for tensor in whole}
-    if len(whole) == sum(tensor.dim() > 0 for tensor in tensors) and len(strides) == 1 and is_dense(whole[0]):
-        return strides.pop()
+def _result_stride(operator: Any, operands: list[torch.Tensor], size: torch.Size) -> tuple[int, ...] | None:  # noqa: ANN401
+    """Return the strides of the result; None where they hang on an order of the operands that is not known."""
+    name = plain_name(operator)
+    if name in _LIKE_FIRST:
+        return torch.empty_like(meta_like(operands[0])).stride() if operands[0].shape == size else None
+    stride = iterated_stride(operands, size)
+    if name in _ITERATED or stride == iterated_stride(operands[::-1], size):
+        return stride
     return None
+
+
+def iterated_stride(operands: Sequence[torch.Tensor], size: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a new result of an iteration over the elements of tensors.
+
+    Source: `fast_set_up`, `reorder_dimensions` and `allocate_or_resize_outputs`, TensorIterator.cpp.
+
+    Args:
+        operands: What is iterated over, in the kernel's order.
+        size: The shape that they broadcast to.
+    """
+    if all(operand.shape == size for operand in operands):
+        if all(operand.is_contiguous() for operand in operands):
+            return _contiguous_stride(size)
+        if len(size) == _PICTURES and all(one.is_contiguous(memory_format=torch.channels_last) for one in operands):
+            return torch.empty(size, device="meta", memory_format=torch.channels_last).stride()
+        if len({operand.stride() for operand in operands}) == 1 and is_dense(operands[0]):
+            return operands[0].stride()
+    order = _from_fastest([_broadcast_stride(operand, size) for operand in operands], size)
+    if order == [*reversed(range(len(size)))]:
+        return _contiguous_stride(size)
+    stride, step = [0] * len(size), 1
+    for dim in order:
+        stride[dim] = step
+        step *= size[dim]
+    return tuple(stride)
+
+
+_PICTURES: Final = 4
+"""Dimensions of a batch of pictures, the only tensors that an iteration takes for channels last."""
+
+
+def _contiguous_stride(size: torch.Size) -> tuple[int, ...]:
+    return torch.empty(size, device="meta").stride()
+
+
+def _broadcast_stride(tensor: torch.Tensor, size: torch.Size) -> list[int]:
+    """Return the strides of a tensor that is read as one of another shape: 0 where it is repeated."""
+    missing = len(size) - tensor.dim()
+    own = zip(tensor.stride(), tensor.shape, size[missing:], strict=True)
+    return [0] * missing + [0 if length == 1 != whole else step for step, length, whole in own]
+
+
+def _from_fastest(strides: list[list[int]], size: torch.Size) -> list[int]:
+    """Sort dimensions by the operands' strides, by insertion: what is compared is in no order that all agree on."""
+    order = [*reversed(range(len(size)))]
+    for first in range(1, len(order)):
+        here = first
+        for before in reversed(range(first)):
+            compared = _compare(order[before], order[here], strides, size)
+            if compared < 0:
+                break
+            if compared > 0:
+                order[before], order[here] = order[here], order[before]
+                here = before
+    return order
+
+
+def _compare(one: int, other: int, strides: list[list[int]], size: torch.Size) -> int:
+    """Return 1 where one dimension is slower than another, -1 where it is faster, and 0 where no operand tells."""
+    for stride in strides:
+        if 0 in (stride[one], stride[other]):
+            continue
+        if stride[one] != stride[other]:
+            return 1 if stride[one] > stride[other] else -1
+        if size[one] > size[other]:
+            return 1
+    return 0
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -48,8 +48,8 @@ class OptionalWorkspace(NamedTuple):
         """Allocate the first size for which there is room.
 
         Args:
-            fitted: Size that fitted last on this thread, by call. PyTorch remembers it for each thread, and autograd has
-                one of its own: what a checkpoint runs again there is tried anew. Source: `benchmark_cache`, Conv_v8.cpp.
+            fitted: Size that fitted last on this thread, by call. PyTorch remembers it for each thread, and autograd
+                has one of its own: what a checkpoint runs again is tried anew. Source: `benchmark_cache`, Conv_v8.cpp.
             allocate: Allocates bytes.
             error: What it raises where they do not fit.
 

@@ -28,7 +28,7 @@ from oomdoctor.engines.trace.kernels import (
     reductions,
     sorting,
 )
-from oomdoctor.engines.trace.layouts import adds_in_place, resize
+from oomdoctor.engines.trace.layouts import adds_in_place, plain_name, resize
 from oomdoctor.engines.trace.op_trace import NO_TEMPORARIES
 from oomdoctor.engines.trace.refusals import sparse_refusals, untraceable
 from oomdoctor.engines.trace.torch_internals import HOST_VIEWS, operator_named, run_host_view
@@ -59,13 +59,13 @@ _MATRIX: Final = 2
 
 def temporaries_of(call: OperatorCall) -> Temporaries:
     """Return the temporaries of a call."""
-    function = _TEMPORARIES.get(_operator_name(call.operator))
+    function = _TEMPORARIES.get(plain_name(call.operator))
     return function(call) if function else NO_TEMPORARIES
 
 
 def assumption_of(operator: Any, args: Sequence[Any]) -> str | None:  # noqa: ANN401 - an operator
     """Return which library's work area is counted by a rule, or as 0, by its name in results; None for none."""
-    name = _operator_name(operator)
+    name = plain_name(operator)
     if fourier.needs_work_area(name, args):
         return "cufft"
     return "cusolver" if decompositions.asks_for_work_area(name, args) else None
@@ -73,11 +73,7 @@ def assumption_of(operator: Any, args: Sequence[Any]) -> str | None:  # noqa: AN
 
 def has_temporaries(operator: Any) -> bool:  # noqa: ANN401 - an operator
     """Return whether some call of an operator may have temporaries."""
-    return _operator_name(operator) in _TEMPORARIES
-
-
-def _operator_name(operator: Any) -> str:  # noqa: ANN401 - an operator
-    return str(operator.name().partition(".")[0].removeprefix("aten::"))
+    return plain_name(operator) in _TEMPORARIES
 
 
 def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:

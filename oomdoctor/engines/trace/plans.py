@@ -18,7 +18,7 @@ from oomdoctor.engines.trace.known_values import (
     keep_fills,
     spread_choices,
 )
-from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
+from oomdoctor.engines.trace.layouts import meta_like, plain_name, pointwise_result, resize, suggested_layout
 from oomdoctor.engines.trace.op_trace import OperatorCall
 from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
 from oomdoctor.engines.trace.refusals import check_same_device, host_error, untraceable
@@ -32,8 +32,15 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.op_trace import AllocationStep
 
 
-_CONTIGUOUS: Final = ("aten::native_layer_norm_backward", "aten::_log_softmax_backward_data")
-"""Operators whose first result is contiguous on CUDA, and on `meta` has the strides of the gradient."""
+_CONTIGUOUS: Final = (
+    "_log_softmax_backward_data", "mse_loss_backward", "native_layer_norm_backward", "rrelu_with_noise",
+)  # fmt: skip
+"""Operators whose first result is contiguous on CUDA, and on `meta` has the strides of an argument."""
+_AS_SUGGESTED: Final = (
+    "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact2d", "native_group_norm",
+    "upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d",
+)  # fmt: skip
+"""Operators whose first result has the layout of their first argument, and on `meta` another for one row or channel."""
 
 
 class NewTensor(NamedTuple):
@@ -136,7 +143,8 @@ class OperatorPlanner:
             raise error
         quick = pointwise_result(operator, args, kwargs)
         if quick is not None:
-            return OperatorPlan([NewTensor(tuple(quick.shape), quick.stride(), quick.dtype)], [0], (), (), [], None)
+            made = [NewTensor(tuple(one.shape), one.stride(), one.dtype) for one in quick]
+            return OperatorPlan([*made], [*range(len(made))], (), (), [], None if len(made) == 1 else tuple)
         metas: dict[int, torch.Tensor] = {}
         # What is written into a tensor is not copied there from the host.
         meta_args, meta_kwargs = (_to_meta(part, metas, keeps_numbers="out" not in kwargs) for part in (args, kwargs))
@@ -151,10 +159,9 @@ class OperatorPlanner:
         if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in flat):
             raise untraceable(operator, "sparse tensors are not emulated")
         results = [_classify(value, in_order) for value in flat]
-        if operator.name() in _CONTIGUOUS:
-            results[0] = NewTensor(
-                results[0].size, torch.empty(results[0].size, device="meta").stride(), results[0].dtype
-            )
+        if (layout := _result_layout(operator, args)) is not None:
+            like = torch.empty(results[0].size, device="meta", memory_format=layout)
+            results[0] = results[0]._replace(stride=like.stride())
         if (assumption := assumption_of(operator, args)) is not None:
             self._device.assumptions.add(assumption)
         temporaries = temporaries_of(OperatorCall(self._device.card, operator, args, kwargs, results))
@@ -181,6 +188,14 @@ class OperatorPlanner:
             return None
         metas: dict[int, torch.Tensor] = {}
         return OperatorCall(self._device.card, operator, _to_meta(args, metas), _to_meta(kwargs, metas), [*results])
+
+
+def _result_layout(operator: Any, args: tuple[Any, ...]) -> torch.memory_format | None:  # noqa: ANN401
+    """Return the layout that CUDA's kernel gives its first result where that of `meta` is another."""
+    name = plain_name(operator)
+    if name in _CONTIGUOUS:
+        return torch.contiguous_format
+    return suggested_layout(args[0]) if name in _AS_SUGGESTED else None
 
 
 def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401

@@ -44,18 +44,18 @@ IN_2_15 = {
 """Cases that are known to differ, and why."""
 
 
-def _ask(python: str, engine: str, env: dict[str, str], *kinds: str) -> dict[str, Any]:
-    ran = run_program(python, [str(PROGRAMS / "operators.py"), engine, *kinds], env, timeout=100)
+def _ask(python: str, engine: str, env: dict[str, str], *kinds: str, program: str = "operators.py") -> dict[str, Any]:
+    ran = run_program(python, [str(PROGRAMS / program), engine, *kinds], env, timeout=100)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
 
 
-def _differing(python: str, card: str, *kinds: str) -> dict[str, Any]:
+def _differing(python: str, card: str, *kinds: str, program: str = "operators.py") -> dict[str, Any]:
     """What both engines say of the cases of which they do not say the same."""
     base = {**os.environ, "PYTHONPATH": python_path(ROOT)}
-    expected = _ask(python, "null", environment(find_card(card), build_of(python), base), *kinds)
-    traced = _ask(python, card, {**base, **cudnn_variables(build_of(python), base)}, *kinds)
+    expected = _ask(python, "null", environment(find_card(card), build_of(python), base), *kinds, program=program)
+    traced = _ask(python, card, {**base, **cudnn_variables(build_of(python), base)}, *kinds, program=program)
     assert len(expected) > 200
     assert expected.keys() == traced.keys()
     return {name: (theirs, traced[name]) for name, theirs in expected.items() if theirs != traced[name]}
@@ -83,3 +83,15 @@ def test_each_decomposition_asks_for_what_it_asks_for_on_the_null_gpu() -> None:
 def test_what_kernels_take_follows_the_card(card: str) -> None:
     """What depends on sizes, types and layouts is the same on a card of another generation too."""
     assert _differing(PYTHONS[0], card, "sweeps") == {}
+
+
+_CONTIGUOUS_IN_2_6 = ("rows", "softmax", "group norm")
+"""Results of one pixel or channel that are contiguous there and channels last since, or the other way round."""
+
+
+@each_python
+def test_each_result_lies_as_it_lies_on_the_null_gpu(python: str) -> None:
+    """Strides of two thousand results are the same, whatever the layouts of the arguments and however few numbers."""
+    differing = _differing(python, "rtx-3060", program="layouts_of_results.py")
+    known = _CONTIGUOUS_IN_2_6 if build_of(python).version.startswith("2.6.") else ()
+    assert {name for name in differing if name.partition(",")[0] not in known} == set()

@@ -1,15 +1,15 @@
-"""Windows: convolutions through cuDNN, their double backward, `im2col`, pooling and upsampling, with their copies.
+"""Windows: convolutions through cuDNN, their double backward, `im2col`, pooling, padding and upsampling, with copies.
 
 PyTorch makes contiguous copies before cuDNN's kernels and adds the bias after them. A convolution's workspace is asked
 of the installed cuDNN (`oomdoctor.engines.cudnn`), and not counted where there is none. The double backward (gradient
 penalties and other losses on gradients) copies more for CUDA than for a device that C++ does not know. `im2col` first
 allocates as much as its input.
-Pooling and upsampling copy tensors whose layout their kernels cannot read or write.
+Pooling, padding by reflection and upsampling copy tensors whose layout their kernels cannot read or write.
 
 Source: `_convolution`, `convolution_backward`, `_convolution_double_backward` and `use_cudnn_depthwise`,
 Convolution.cpp; ConvShared.cpp of cuDNN; `im2col_cuda` and `col2im_cuda`, Im2Col.cu and Col2Im.cu;
-AdaptiveMaxPooling2d.cu, AdaptiveAveragePooling.cu, DilatedMaxPool2d.cu, AveragePool2d.cu, UpSampleNearest2d.cu,
-UpSampleBilinear2d.cu, UpSampleBicubic2d.cu and UpSampleNearest3d.cu, torch 2.6 to 2.15.
+AdaptiveMaxPooling2d.cu, AdaptiveAveragePooling.cu, DilatedMaxPool2d.cu, AveragePool2d.cu, ReflectionPad.cu,
+UpSampleNearest2d.cu, UpSampleBilinear2d.cu, UpSampleBicubic2d.cu and UpSampleNearest3d.cu, torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from oomdoctor.engines.cudnn import Convolution, TensorLayout, can_ask, regular_strides, workspaces
 from oomdoctor.engines.cudnn_library import card_properties
-from oomdoctor.engines.trace.layouts import copied_bytes, suggested_layout
+from oomdoctor.engines.trace.layouts import copied_bytes, has_channels_last_strides, suggested_layout
 from oomdoctor.engines.trace.op_trace import OptionalWorkspace, Temporaries
 from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
 
@@ -173,9 +173,9 @@ def _cudnn_gradients(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
     for_x = for_weight = None
     if mask[1]:
         x = x.contiguous(memory_format=layout)
-    if _has_channels_last_strides(gradient) != _has_channels_last_strides(x):  # also where one pixel has any layout
+    if has_channels_last_strides(gradient) != has_channels_last_strides(x):  # also where one pixel has any layout
         gradient = gradient.clone(
-            memory_format=_CHANNELS_LAST[x.dim()] if _has_channels_last_strides(x) else torch.contiguous_format
+            memory_format=_CHANNELS_LAST[x.dim()] if has_channels_last_strides(x) else torch.contiguous_format
         )
     if mask[0]:
         for_x = _like(x, layout)
@@ -213,7 +213,7 @@ def _take_workspace(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
 
 
 def _told_layout(tensor: torch.Tensor, x: torch.Tensor) -> TensorLayout:
-    channels_last = _has_channels_last_strides(x)
+    channels_last = has_channels_last_strides(x)
     address = tensor.storage_offset() * tensor.itemsize
     alignment = _ALIGNMENT if not address % _ALIGNMENT else int(address & -address)
     size = tuple(tensor.shape)
@@ -237,22 +237,9 @@ def _like(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
 
 def _layout(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """Return channels last where either tensor is, except in fp64. Source: `cudnn_conv_suggest_memory_format`."""
-    if x.dtype is not torch.float64 and (_has_channels_last_strides(x) or _has_channels_last_strides(weight)):
+    if x.dtype is not torch.float64 and (has_channels_last_strides(x) or has_channels_last_strides(weight)):
         return _CHANNELS_LAST[x.dim()]
     return torch.contiguous_format
-
-
-def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
-    """Return whether strides are those of channels last. Source: `is_channels_last_strides_2d`, MemoryFormat.h."""
-    least = 0
-    if tensor.stride(1) == 0:
-        return False
-    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
-        step, length = tensor.stride(dim), tensor.shape[dim]
-        if length == 0 or step < least or (dim == 0 and least == tensor.stride(1)):
-            return False
-        least = step * length
-    return True
 
 
 def _is_depthwise(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> bool:
@@ -376,6 +363,15 @@ def _run_window(device: EmulatedDevice, operator: Any, x: torch.Tensor, *rest: A
     return strided_view(first, size, torch.empty(size, device="meta").stride(), 0)
 
 
+def _of_contiguous(call: OperatorCall) -> Temporaries:
+    """Copy what is read, the input or its result's gradient, where it is not contiguous."""
+    return Temporaries(after=copied_bytes(call.args[:1]))
+
+
+_REFLECTED: Final = (
+    "reflection_pad1d", "reflection_pad1d_backward", "reflection_pad2d", "reflection_pad2d_backward",
+    "reflection_pad3d",
+)  # fmt: skip
 _NEAREST: Final = ("upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
 _OTHERS: Final = ("upsample_bilinear2d", "upsample_bicubic2d")
 
@@ -417,6 +413,7 @@ TEMPORARIES: Final[TemporariesByName] = {
     "max_pool2d_with_indices_backward": _windowed_backward,
     "avg_pool2d": _windowed,
     "avg_pool2d_backward": _windowed_backward,
+    **dict.fromkeys(_REFLECTED, _of_contiguous),
     **dict.fromkeys(_NEAREST, _windowed),
     **dict.fromkeys((f"{name}_backward" for name in (*_NEAREST, *_OTHERS)), _windowed),
 }

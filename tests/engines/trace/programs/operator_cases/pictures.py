@@ -35,6 +35,10 @@ _POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         f"upsampled {mode}": lambda x, mode=mode: F.interpolate(x, (33, 33), mode=mode)
         for mode in ("nearest", "bilinear")
     },
+    **{
+        f"padded, {mode}": lambda x, mode=mode: F.pad(x, (1, 2, 3, 1), mode=mode)
+        for mode in ("constant", "circular", "reflect", "replicate")
+    },
     "unfolded": lambda x: F.unfold(x, 3)[:, :, None],
 }
 _FILTERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -60,7 +64,18 @@ def _convolved(name: str, layout: str, result: str, dtype: torch.dtype) -> Case:
     )  # fmt: skip
 
 
+def _signal_padded(mode: str, dimensions: int) -> Case:
+    """Of a tensor with batch and channels swapped, and so that a gradient is read that is one number repeated."""
+    shape, padding = (8, 4, 12, 10, 14)[: 2 + dimensions], (1, 2) * dimensions
+    return case(lambda x: F.pad(x.transpose(0, 1), padding, mode=mode).sum(), leaf(*shape))
+
+
 CASES = {
+    **{
+        f"padded, {mode}, of {dimensions} dimensions": _signal_padded(mode, dimensions)
+        for mode in ("circular", "reflect", "replicate")
+        for dimensions in (1, 2, 3)
+    },
     **{
         f"{name}, {layout}, {result}": _pooled(name, layout, result)
         for name in _POOLS
