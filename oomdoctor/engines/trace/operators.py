@@ -95,7 +95,7 @@ def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         **indexing.kernels(device),
         **losses.kernels(),
         **matrix_products.kernels(),
-        **normalization.kernels(),
+        **normalization.kernels(device),
         **quantization.kernels(),
         **random_draws.kernels(device),
         **recurrent.kernels(),

@@ -13,12 +13,13 @@ group_norm.cpp; torch 2.6 to 2.15.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.engines.trace.kernels.reductions import largest_power_of_two, partial_results
+from oomdoctor.engines.trace.kernels.reductions import largest_power_of_two, partial_results, variance_results
 from oomdoctor.engines.trace.layouts import HALF_TYPES, accumulation_type, copied_bytes, meta_like, suggested_layout
 from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH
@@ -26,6 +27,7 @@ from oomdoctor.engines.trace.torch_internals import TORCH
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.engines.trace.op_trace import AllocationStep, KernelsByName, OperatorCall, TemporariesByName
 
 
@@ -91,7 +93,9 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
 def _fits_cudnn(  # noqa: PLR0913 - what the operator is given
     x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional, *, training: bool
 ) -> bool:
-    if weight is None or bias is None or x.dim() < _SPATIAL or x.shape[0] > _MOST_SAMPLES[training]:
+    if weight is None or bias is None or x.dim() < _SPATIAL:
+        return False
+    if x.shape[0] > _MOST_SAMPLES[training] or x.numel() > _LARGEST_32_BIT:
         return False
     if torch.bfloat16 in (x.dtype, weight.dtype) or (x.dtype is torch.float16 and weight.dtype is not torch.float32):
         return False
@@ -125,12 +129,50 @@ def _tiles(x: torch.Tensor, rows: int, tile_bytes: int, fixed_bytes: int) -> Non
     torch.empty(groups * (tiles * tile_bytes + 4) + fixed_bytes, dtype=torch.uint8, device=x.device)
 
 
-def _native_batch_norm(x: torch.Tensor, _: Optional, __: Optional, *rest: Any) -> Tensors:  # noqa: ANN401 - PyTorch's signature
+def _native_batch_norm(
+    device: EmulatedDevice, x: torch.Tensor, weight: Optional, bias: Optional, *rest: Any  # noqa: ANN401 - PyTorch's signature
+) -> Tensors:  # fmt: skip
     training = rest[2]
     results = torch.empty_like(x), _channel_row(x), _channel_row(x)
-    if training and _has_channels_last(x):
+    if _is_general(x):
+        if training:
+            device.call_library(_BATCH_VARIANCE, meta_like(x))
+        _ones(x, weight, bias)
+    elif training and _has_channels_last(x):
         _staging(x, 4)
     return results
+
+
+def _is_general(x: torch.Tensor) -> bool:
+    """Return whether no kernel for one layout and 32-bit indices will do. Source: `batch_norm_choose_impl`."""
+    has_layout = x.is_contiguous() or (x.dim() == _PICTURES and x.is_contiguous(memory_format=torch.channels_last))
+    return not (has_layout and _has_short_indices(x))
+
+
+def _has_short_indices(x: torch.Tensor) -> bool:
+    """Return whether 32 bits count the elements. Source: `canUse32BitIndexMath`, IndexUtils.cuh."""
+    reach = sum((length - 1) * step for length, step in zip(x.shape, x.stride(), strict=True))
+    return max(x.numel(), reach) < _LARGEST_32_BIT
+
+
+def _ones(x: torch.Tensor, *given: Optional) -> list[torch.Tensor]:
+    """Allocate a number for each weight that is not given."""
+    dtype = accumulation_type(x.dtype)
+    return [torch.empty((), dtype=dtype, device=x.device) for one in given if one is None]
+
+
+_BATCH_VARIANCE: Final = "batch_norm_variance"
+_PICTURES: Final = 4
+_LARGEST_32_BIT: Final = 2**31 - 1
+
+
+def _batch_variance(call: OperatorCall) -> Temporaries:
+    """Reduce all dimensions but the channels', bf16 as a copy in fp32. Source: `make_reduction`, ReduceOpsUtils.h."""
+    x = call.args[0]
+    copy = (x.numel() * _WORD,) if x.dtype is torch.bfloat16 else ()
+    read = torch.empty_strided(x.shape, x.stride(), dtype=torch.float32, device="meta") if copy else x
+    dims = (0, *range(2, x.dim()))
+    return Temporaries(after=(*copy, *variance_results(call.card, read, dims, held=len(copy))))
 
 
 def _has_channels_last(x: torch.Tensor) -> bool:
@@ -168,17 +210,26 @@ def _native_batch_norm_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     wanted: Sequence[bool],
 ) -> tuple[Optional, ...]:
     is_reduced = training or wanted[1] or wanted[2]
-    if is_reduced and wanted[0] and not _has_channels_last(x):
-        result = torch.empty_like(x)
-        return result, *_weight_rows(x, weight, wanted)
+    if is_reduced and wanted[0] and not _has_channels_last(x) and all(map(_has_short_indices, (x, gradient))):
+        _copies = _rows_of_channels(x, gradient)
+        return torch.empty_like(x, memory_format=torch.contiguous_format), *_weight_rows(x, weight, wanted)
     kept = _recomputed_statistics(x, mean, (saved_mean, saved_deviation), is_reduced=is_reduced)
     rows: Sequence[Optional] = (None, None)
     if is_reduced:
         sums, rows = _channel_sums(gradient, x, weight, wanted)
         kept += sums
-    whole = torch.empty_like(x) if wanted[0] else None
+    whole = None
+    if wanted[0]:
+        kept += _ones(x, weight) if training and _is_general(x) else []
+        layout = suggested_layout(x) if training else torch.contiguous_format
+        whole = torch.empty_like(x, memory_format=layout)
     del kept
     return whole, *rows
+
+
+def _rows_of_channels(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Reshape tensors to (batch, channels, rest), which copies what does not lie so."""
+    return [tensor.reshape(*tensor.shape[:2], -1) for tensor in tensors]
 
 
 def _recomputed_statistics(
@@ -206,9 +257,10 @@ def _channel_sums(
     gradient: torch.Tensor, x: torch.Tensor, weight: Optional, wanted: Sequence[bool]
 ) -> tuple[list[torch.Tensor], list[Optional]]:
     """Return the sums that the input's gradient needs, and the gradients of weight and bias."""
-    has_channels_last = _has_channels_last(gradient) and _has_channels_last(x)
+    has_channels_last = all(_has_channels_last(each) and _has_short_indices(each) for each in (gradient, x))
     sums = [_channel_row(x) for _ in range(2)] if wanted[0] or has_channels_last else []
     if not has_channels_last:
+        _copies = _rows_of_channels(x, gradient)
         return sums, _weight_rows(x, weight, wanted)
     rows = _weight_rows(x, weight, (True, weight is not None, weight is not None))
     _staging(x, 2)
@@ -303,6 +355,7 @@ def _group_norm_copies(x: torch.Tensor, *others: torch.Tensor) -> tuple[int, ...
 
 
 TEMPORARIES: Final[TemporariesByName] = {
+    _BATCH_VARIANCE: _batch_variance,
     **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
     "_softmax_backward_data": _softmax_backward,
     "native_dropout": _second_result_first,
@@ -314,12 +367,12 @@ TEMPORARIES: Final[TemporariesByName] = {
 }
 
 
-def kernels() -> KernelsByName:
+def kernels(device: EmulatedDevice) -> KernelsByName:
     """Return the kernels of this family."""
     return {
         "cudnn_batch_norm": _cudnn_batch_norm,
         "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
-        "native_batch_norm": _native_batch_norm,
+        "native_batch_norm": partial(_native_batch_norm, device),
         "native_batch_norm_backward": _native_batch_norm_backward,
         "native_layer_norm": _layer_norm,
         "_weight_norm_interface_backward": _weight_norm_backward,

@@ -64,6 +64,7 @@ def partial_results(  # noqa: PLR0913 - what a reduction is, and what came befor
     vector: int = _VECTOR,
     *,
     held: int = 0,
+    is_apart: bool = False,
 ) -> tuple[int, ...]:
     """Return the bytes of the buffer and of its semaphores; nothing where each result has one block.
 
@@ -74,6 +75,8 @@ def partial_results(  # noqa: PLR0913 - what a reduction is, and what came befor
         item_bytes: Bytes of a partial result.
         vector: Values that a thread reads at once, where they are contiguous.
         held: Number of the kernel's allocations before.
+        is_apart: Whether no result holds what is known of it before the end, such as the mean of a variance: what is
+            reduced in parts keeps that in memory of its own.
     """
     if not tensor.numel():
         return ()
@@ -91,9 +94,10 @@ def partial_results(  # noqa: PLR0913 - what a reduction is, and what came befor
             joined.append((size, stride, is_reduced))
     joined = joined or [(1, 1, True)]
     loop = _Loop([axis[0] for axis in joined], [axis[1] for axis in joined], sum(axis[2] for axis in joined))
-    steps: list[int] = []
-    taken = range(held, held)
-    for part in _parts(loop, tensor.element_size()):
+    parts = _parts(loop, tensor.element_size())
+    steps = [loop.outputs * item_bytes] if is_apart and len(parts) > 1 else []
+    taken = range(held + len(steps), held + len(steps))
+    for part in parts:
         buffers = _buffers(card, part, item_bytes, vector)
         steps += [*(-1 - index for index in taken), *buffers]
         taken = range(taken.stop, taken.stop + len(buffers))
@@ -211,9 +215,13 @@ def _arg_extreme_of_all(call: OperatorCall) -> Temporaries:
 
 
 def _variance(call: OperatorCall) -> Temporaries:
-    """Compute the variance by Welford's algorithm, in fp32 or fp64."""
-    item = _WELFORD_NUMBERS * max(_WORD, call.args[0].element_size())
-    return _partial(call, None, item, _WELFORD_VECTOR)
+    return Temporaries(after=variance_results(call.card, call.args[0], _dims(call)))
+
+
+def variance_results(card: Card, tensor: torch.Tensor, dims: Sequence[int] | None, *, held: int = 0) -> tuple[int, ...]:
+    """Return the partial results of a variance, by Welford's algorithm, in fp32 or fp64; see `partial_results`."""
+    item = _WELFORD_NUMBERS * max(_WORD, tensor.element_size())
+    return partial_results(card, tensor, dims, item, _WELFORD_VECTOR, held=held, is_apart=True)
 
 
 def _partial(call: OperatorCall, dtype: torch.dtype | None, item_bytes: int, *vector: int) -> Temporaries:

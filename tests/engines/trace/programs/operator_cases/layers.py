@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody has it
 
-from operator_cases.making import HALF, Case, case, given, leaf, ones, zeros
+from operator_cases.making import HALF, Case, case, channels_last, given, leaf, ones, zeros
 
 _LAYOUTS = (
     "whole",
@@ -34,7 +34,35 @@ def _softmax(function: Callable[..., torch.Tensor], dim: int, layout: str) -> Ca
     return case(of[layout], leaf(4, 6, 50, 70, dtype=HALF if is_half else torch.float32))
 
 
+_NORMALIZED: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "swapped": ((9, 40, 32), lambda x: x.transpose(1, 2)),
+    "transposed": ((9, 32, 14, 12), lambda x: x.transpose(2, 3)),
+    "sliced": ((9, 64, 14, 12), lambda x: x[:, ::2]),
+    "channels last": ((9, 32, 14, 12), channels_last),
+    "channels last 3d": ((3, 32, 6, 7, 5), lambda x: x.contiguous(memory_format=torch.channels_last_3d)),
+    "beyond 32 bits": ((700, 32, 320, 320), lambda x: x),
+}
+
+
+def _batch_norm(layout: str, dtype: torch.dtype, *, training: bool, is_affine: bool) -> Case:
+    shape, lay = _NORMALIZED[layout]
+
+    def normalize(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(lay(x), zeros(32), ones(32), *weights, training=training)
+
+    return case(normalize, leaf(*shape, dtype=dtype), *([leaf(32), leaf(32)] if is_affine else []))
+
+
 CASES = {
+    **{
+        f"batch norm, {layout}, {dtype}, {training=}, {is_affine=}": _batch_norm(
+            layout, dtype, training=training, is_affine=is_affine
+        )
+        for layout in _NORMALIZED
+        for dtype in (torch.float32, HALF, torch.float16)
+        for training in (True, False)
+        for is_affine in (True, False)
+    },
     "dropout": case(lambda x: F.dropout(x, 0.1), leaf(100, 1000)),
     "dropout noncontig": case(lambda x: F.dropout(x.t(), 0.1), leaf(100, 1000)),
     "flash dropout": case(
