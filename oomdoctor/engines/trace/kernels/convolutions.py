@@ -173,11 +173,12 @@ def _cudnn_gradients(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
     for_x = for_weight = None
     if mask[1]:
         x = x.contiguous(memory_format=layout)
-    if has_channels_last_strides(gradient) != has_channels_last_strides(x):  # also where one pixel has any layout
-        gradient = gradient.clone(
-            memory_format=_CHANNELS_LAST[x.dim()] if has_channels_last_strides(x) else torch.contiguous_format
-        )
+    if settings.transposed:
+        gradient = gradient.contiguous(memory_format=suggested_layout(x))
+    elif suggested_layout(gradient) is not suggested_layout(x):  # also where one pixel has any layout
+        gradient = gradient.clone(memory_format=suggested_layout(x))
     if mask[0]:
+        layout = _layout(gradient, weight)
         for_x = _like(x, layout)
         copies = [tensor.contiguous(memory_format=layout) for tensor in (gradient, weight)]
         if settings.transposed:
@@ -186,6 +187,7 @@ def _cudnn_gradients(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
             _take_workspace(device, "data", for_x, copies[1], copies[0], settings)
         copies.clear()
     if mask[1]:
+        layout = _layout(x, gradient)
         copy = gradient.contiguous(memory_format=layout)
         for_weight = _like(weight, layout)
         ends = (copy, x) if settings.transposed else (x, copy)
@@ -204,7 +206,8 @@ def _take_workspace(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
         return
     flags = torch.backends.cudnn
     deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
-    told = [_told_layout(tensor, x) for tensor in (x, w, y)]
+    channels_last = any(map(has_channels_last_strides, (x, w, y)))
+    told = [_told_layout(tensor, channels_last=channels_last) for tensor in (x, w, y)]
     padding, stride, dilation = (tuple(values) for values in settings.of_space(x.dim() - 2))
     convolution = Convolution(
         kind, str(x.dtype).removeprefix("torch."), told[0], told[1], told[2], padding, stride, dilation
@@ -212,8 +215,7 @@ def _take_workspace(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
     device.call_library(_WORKSPACE, convolution, deterministic, flags.allow_tf32)
 
 
-def _told_layout(tensor: torch.Tensor, x: torch.Tensor) -> TensorLayout:
-    channels_last = has_channels_last_strides(x)
+def _told_layout(tensor: torch.Tensor, *, channels_last: bool) -> TensorLayout:
     address = tensor.storage_offset() * tensor.itemsize
     alignment = _ALIGNMENT if not address % _ALIGNMENT else int(address & -address)
     size = tuple(tensor.shape)
@@ -368,11 +370,23 @@ def _of_contiguous(call: OperatorCall) -> Temporaries:
     return Temporaries(after=copied_bytes(call.args[:1]))
 
 
-_REFLECTED: Final = (
-    "reflection_pad1d", "reflection_pad1d_backward", "reflection_pad2d", "reflection_pad2d_backward",
-    "reflection_pad3d",
+def _contiguous_result(call: OperatorCall) -> Temporaries:
+    """Write a result that is not contiguous into a tensor that is, and read such a one."""
+    return Temporaries(after=(*_result_copies(call), *copied_bytes(call.args[:1])))
+
+
+def _contiguous_gradient(call: OperatorCall) -> Temporaries:
+    return Temporaries(after=(*copied_bytes(call.args[:1]), *_result_copies(call)))
+
+
+_OF_CONTIGUOUS: Final = (
+    "_adaptive_avg_pool3d_backward", "_upsample_nearest_exact3d_backward", "adaptive_max_pool3d",
+    "adaptive_max_pool3d_backward", "avg_pool3d", "avg_pool3d_backward", "reflection_pad1d",
+    "reflection_pad1d_backward", "reflection_pad2d", "reflection_pad2d_backward", "reflection_pad3d",
+    "upsample_nearest3d_backward",
 )  # fmt: skip
-_NEAREST: Final = ("upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+_NEAREST: Final = ("upsample_nearest2d", "_upsample_nearest_exact2d")
+_NEAREST_3D: Final = ("upsample_nearest3d", "_upsample_nearest_exact3d")
 _OTHERS: Final = ("upsample_bilinear2d", "upsample_bicubic2d")
 
 
@@ -406,14 +420,18 @@ def _copies_like(x: torch.Tensor, *tensors: torch.Tensor) -> tuple[int, ...]:
 
 TEMPORARIES: Final[TemporariesByName] = {
     _WORKSPACE: _workspace_of,
-    "adaptive_max_pool2d": lambda call: Temporaries(after=(*_result_copies(call), *copied_bytes(call.args[:1]))),
+    **dict.fromkeys(("adaptive_max_pool2d", *_NEAREST_3D), _contiguous_result),
     "adaptive_max_pool2d_backward": _adaptive_max_backward,
     "_adaptive_avg_pool2d": lambda call: Temporaries(_copies_like(call.args[0], call.args[0])),
+    "_adaptive_avg_pool3d": lambda call: Temporaries(copied_bytes(call.args[:1])),
     "max_pool2d_with_indices": _windowed,
+    "max_pool3d_with_indices": _windowed,
+    "max_pool3d_with_indices_backward": lambda call: Temporaries(after=_copies_like(call.args[1], call.args[0])),
     "max_pool2d_with_indices_backward": _windowed_backward,
     "avg_pool2d": _windowed,
     "avg_pool2d_backward": _windowed_backward,
-    **dict.fromkeys(_REFLECTED, _of_contiguous),
+    **dict.fromkeys(_OF_CONTIGUOUS, _of_contiguous),
+    "upsample_trilinear3d_backward": _contiguous_gradient,
     **dict.fromkeys(_NEAREST, _windowed),
     **dict.fromkeys((f"{name}_backward" for name in (*_NEAREST, *_OTHERS)), _windowed),
 }

@@ -359,6 +359,7 @@ TEMPORARIES: Final[TemporariesByName] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
     "_softmax_backward_data": _softmax_backward,
     "native_dropout": _second_result_first,
+    "rrelu_with_noise": lambda call: Temporaries(after=copied_bytes(call.args[:1])),
     "_thnn_fused_lstm_cell": _third_result_first,
     "_thnn_fused_gru_cell": _second_result_first,
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),

@@ -70,7 +70,65 @@ def _signal_padded(mode: str, dimensions: int) -> Case:
     return case(lambda x: F.pad(x.transpose(0, 1), padding, mode=mode).sum(), leaf(*shape))
 
 
+_VOLUME = (4, 16, 8, 8, 8)
+_VOLUME_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as it is": lambda x: x,
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last_3d),
+    "transposed": lambda x: x.transpose(2, 3),
+}
+_VOLUME_POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max": lambda x: F.max_pool3d(x, 2),
+    "average": lambda x: F.avg_pool3d(x, 2),
+    "adaptive average": lambda x: F.adaptive_avg_pool3d(x, 3),
+    "adaptive max": lambda x: F.adaptive_max_pool3d(x, 3),
+    "upsampled trilinear": lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"),
+    "upsampled nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+}
+
+
+def _volume(pool: str, layout: str, *, is_summed: bool) -> Case:
+    lay, function = _VOLUME_LAYOUTS[layout], _VOLUME_POOLS[pool]
+    return case(lambda x: function(lay(x)).sum() if is_summed else function(lay(x)), leaf(*_VOLUME))
+
+
+def _of_one_channel(dimensions: int, channels: tuple[int, int], dtype: torch.dtype) -> Case:
+    """The filters are channels last, and the input lies in both ways at once."""
+    layout = (torch.channels_last, torch.channels_last_3d)[dimensions - 2]
+    convolve = (F.conv2d, F.conv3d)[dimensions - 2]
+    space, (inputs, outputs) = (8, 10, 12)[-dimensions:], channels
+    return case(
+        lambda x, weight: convolve(x, torch.empty_like(weight, memory_format=layout).copy_(weight), padding=1),
+        leaf(4, inputs, *space, dtype=dtype), leaf(outputs, inputs, *(3,) * dimensions, dtype=dtype),
+    )  # fmt: skip
+
+
+def _transposed_volume(layout: str) -> Case:
+    """The gradient is a slice of a tensor that is channels last."""
+    lay = _VOLUME_LAYOUTS[layout]
+
+    def up(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        filters = weight.contiguous(memory_format=torch.channels_last_3d)
+        wide = F.conv_transpose3d(lay(x), filters, stride=2)
+        return torch.cat([wide, wide], 1) * 2
+
+    return case(up, leaf(*_VOLUME, dtype=torch.float16), leaf(16, 8, 2, 2, 2, dtype=torch.float16))
+
+
 CASES = {
+    **{
+        f"volume, {pool}, {layout}, {is_summed=}": _volume(pool, layout, is_summed=is_summed)
+        for pool in _VOLUME_POOLS
+        for layout in _VOLUME_LAYOUTS
+        for is_summed in (True, False)
+    },
+    **{
+        f"channels last filters of {dimensions}d, {channels}, {dtype}": _of_one_channel(dimensions, channels, dtype)
+        for dimensions in (2, 3)
+        for channels in ((1, 32), (1, 1), (32, 1))
+        for dtype in TYPES
+    },
+    **{f"transposed volume, {layout}": _transposed_volume(layout) for layout in _VOLUME_LAYOUTS},
     **{
         f"padded, {mode}, of {dimensions} dimensions": _signal_padded(mode, dimensions)
         for mode in ("circular", "reflect", "replicate")
