@@ -24,7 +24,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str,
     engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=1 << 30, base=os.environ)
     environment = agent_environment(directory, engine.environment, OOMDOCTOR_RUN_MAX_ENTRIES="0")
     working = tmp_path_factory.mktemp("working")
-    ended = run_python([sys.executable, str(PROGRAM)], environment, cwd=working)
+    # It breaks each function in a process of its own: a minute alone, several beside other tests.
+    ended = run_python([sys.executable, str(PROGRAM)], environment, cwd=working, timeout=500)
     assert ended.returncode == 0, ended.stderr
     lines = (line.partition("\t") for line in ended.stdout.splitlines())
     assert list(working.iterdir()) == []  # also where the agent does not know its directory
