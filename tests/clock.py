@@ -19,11 +19,16 @@ def _yardstick() -> float:
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Fails where what it holds takes more of the processor's time than these seconds of the machine written for."""
+def within(seconds: float, what: object = "it") -> Iterator[None]:
+    """Fails where what it holds takes more of the processor's time than these seconds of the machine written for.
+
+    Args:
+        seconds: The limit.
+        what: What is timed, for the message.
+    """
     started = time.process_time()
     yield
     taken = time.process_time() - started
     if taken >= seconds:  # the yardstick is laid only where it decides
         slower = max(_yardstick() for _ in range(3)) / _YARDSTICK_SECONDS
-        assert taken < seconds * slower, f"{taken:.2f} s, on a machine {slower:.1f} times slower than the limit's"
+        assert taken < seconds * slower, f"{what}: {taken:.2f} s, on a machine {slower:.1f} times slower than meant"

@@ -130,7 +130,7 @@ class Executor:
         self._addresses: list[int] = []
         self._held: list[int] = []
         self._workspaces: dict[object, int] = {}
-        self._fitted: tuple[dict[object, int], dict[object, int]] = ({}, {})
+        self._fitted: tuple[dict[object, int], dict[object, int]] = ({}, {})  # the target's thread, autograd's
         self.workspace_retries = 0
         self.meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(self._counts, allocator.reset_peak_stats, Phase)
 

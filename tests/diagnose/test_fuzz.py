@@ -34,7 +34,7 @@ def test_mutated_messages(start: int) -> None:
     """A thousand messages that were cut, doubled, interleaved and recoded are each diagnosed within two seconds."""
     ooms = 0
     for number in range(start, start + 100):
-        with within(2):
+        with within(2, number):
             document = diagnosed(mutated(number))
         if document is not None:
             assert from_json(to_json(document), "x") == document

@@ -32,7 +32,7 @@ def test_a_script_that_nobody_meant_is_linted_or_refused(part: int) -> None:
     """Cut, doubled and shuffled scripts and notebooks end in findings or in a file that is not readable, soon."""
     for number in range(part, INPUTS, 5):
         name, data = mutated(number)
-        with within(LIMIT_SECONDS):
+        with within(LIMIT_SECONDS, number):
             linted(data, name)
 
 

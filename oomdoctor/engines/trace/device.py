@@ -55,7 +55,7 @@ class EmulatedDevice:
         self.reads = self.workspaces_given_up = self.workspace_retries = self.workspace_bytes = 0
         self.assumptions: set[str] = set()
         self._workspaces: dict[object, Allocation | None] = {}
-        self._fitted: tuple[dict[object, int], dict[object, int]] = ({}, {})
+        self._fitted: tuple[dict[object, int], dict[object, int]] = ({}, {})  # the target's thread, autograd's
         self._dropout_state: Allocation | None = None
         self._requested: dict[int, int] = {}
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
 
 HALF_TYPES: Final = (torch.float16, torch.bfloat16)
+CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The layout with the channels of a place side by side, by the number of dimensions."""
 POINTWISE: Final = getattr(torch.Tag, "pointwise", None)
 
 
@@ -24,7 +26,7 @@ def accumulation_type(dtype: torch.dtype) -> torch.dtype:
 
 def suggested_layout(x: torch.Tensor) -> torch.memory_format:
     """Return channels last where `x` has such strides. Source: `suggest_memory_format`, TensorBase.h."""
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    layout = CHANNELS_LAST.get(x.dim())
     return layout if layout is not None and has_channels_last_strides(x) else torch.contiguous_format
 
 
@@ -39,6 +41,14 @@ def has_channels_last_strides(tensor: torch.Tensor) -> bool:
             return False
         least = step * length
     return True
+
+
+def is_channels_last_picture(x: torch.Tensor) -> bool:
+    """Return whether a tensor is a batch of pictures in channels last: kernels that ask so know no volumes."""
+    return x.dim() == _PICTURES and x.is_contiguous(memory_format=torch.channels_last)
+
+
+_PICTURES: Final = 4
 
 
 def copied_bytes(given: Iterable[object], layout: torch.memory_format = torch.contiguous_format) -> tuple[int, ...]:
@@ -145,7 +155,7 @@ def iterated_stride(operands: Sequence[torch.Tensor], size: torch.Size) -> tuple
     if all(operand.shape == size for operand in operands):
         if all(operand.is_contiguous() for operand in operands):
             return _contiguous_stride(size)
-        if len(size) == _PICTURES and all(one.is_contiguous(memory_format=torch.channels_last) for one in operands):
+        if all(map(is_channels_last_picture, operands)):
             return torch.empty(size, device="meta", memory_format=torch.channels_last).stride()
         if len({operand.stride() for operand in operands}) == 1 and is_dense(operands[0]):
             return operands[0].stride()
@@ -157,10 +167,6 @@ def iterated_stride(operands: Sequence[torch.Tensor], size: torch.Size) -> tuple
         stride[dim] = step
         step *= size[dim]
     return tuple(stride)
-
-
-_PICTURES: Final = 4
-"""Dimensions of a batch of pictures, the only tensors that an iteration takes for channels last."""
 
 
 def _contiguous_stride(size: torch.Size) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ import torch
 
 from oomdoctor.engines.cudnn import Convolution, TensorLayout, can_ask, regular_strides, workspaces
 from oomdoctor.engines.cudnn_library import card_properties
-from oomdoctor.engines.trace.layouts import copied_bytes, has_channels_last_strides, suggested_layout
+from oomdoctor.engines.trace.layouts import CHANNELS_LAST, copied_bytes, has_channels_last_strides, suggested_layout
 from oomdoctor.engines.trace.op_trace import OptionalWorkspace, Temporaries
 from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _SIGNAL: Final = 3
 _PICTURE: Final = 4
-_CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 _FEWEST_CHANNELS: Final = 32
 _NARROWEST: Final = 7
 _QUICK_STRIDE: Final = 2
@@ -173,10 +172,11 @@ def _cudnn_gradients(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
     for_x = for_weight = None
     if mask[1]:
         x = x.contiguous(memory_format=layout)
+    of_x = suggested_layout(x)
     if settings.transposed:
-        gradient = gradient.contiguous(memory_format=suggested_layout(x))
-    elif suggested_layout(gradient) is not suggested_layout(x):  # also where one pixel has any layout
-        gradient = gradient.clone(memory_format=suggested_layout(x))
+        gradient = gradient.contiguous(memory_format=of_x)
+    elif suggested_layout(gradient) is not of_x:  # also where one pixel has any layout
+        gradient = gradient.clone(memory_format=of_x)
     if mask[0]:
         layout = _layout(gradient, weight)
         for_x = _like(x, layout)
@@ -240,7 +240,7 @@ def _like(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
 def _layout(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """Return channels last where either tensor is, except in fp64. Source: `cudnn_conv_suggest_memory_format`."""
     if x.dtype is not torch.float64 and (has_channels_last_strides(x) or has_channels_last_strides(weight)):
-        return _CHANNELS_LAST[x.dim()]
+        return CHANNELS_LAST[x.dim()]
     return torch.contiguous_format
 
 

@@ -19,8 +19,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.engines.trace.kernels.reductions import largest_power_of_two, partial_results, variance_results
-from oomdoctor.engines.trace.layouts import HALF_TYPES, accumulation_type, copied_bytes, meta_like, suggested_layout
+from oomdoctor.engines.trace.kernels.reductions import (
+    LARGEST_32_BIT,
+    largest_power_of_two,
+    partial_results,
+    variance_results,
+)
+from oomdoctor.engines.trace.layouts import (
+    HALF_TYPES,
+    accumulation_type,
+    copied_bytes,
+    is_channels_last_picture,
+    meta_like,
+    suggested_layout,
+)
 from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH
 
@@ -95,7 +107,7 @@ def _fits_cudnn(  # noqa: PLR0913 - what the operator is given
 ) -> bool:
     if weight is None or bias is None or x.dim() < _SPATIAL:
         return False
-    if x.shape[0] > _MOST_SAMPLES[training] or x.numel() > _LARGEST_32_BIT:
+    if x.shape[0] > _MOST_SAMPLES[training] or x.numel() > LARGEST_32_BIT:
         return False
     if torch.bfloat16 in (x.dtype, weight.dtype) or (x.dtype is torch.float16 and weight.dtype is not torch.float32):
         return False
@@ -145,14 +157,13 @@ def _native_batch_norm(
 
 def _is_general(x: torch.Tensor) -> bool:
     """Return whether no kernel for one layout and 32-bit indices will do. Source: `batch_norm_choose_impl`."""
-    has_layout = x.is_contiguous() or (x.dim() == _PICTURES and x.is_contiguous(memory_format=torch.channels_last))
-    return not (has_layout and _has_short_indices(x))
+    return not ((x.is_contiguous() or is_channels_last_picture(x)) and _has_short_indices(x))
 
 
 def _has_short_indices(x: torch.Tensor) -> bool:
     """Return whether 32 bits count the elements. Source: `canUse32BitIndexMath`, IndexUtils.cuh."""
     reach = sum((length - 1) * step for length, step in zip(x.shape, x.stride(), strict=True))
-    return max(x.numel(), reach) < _LARGEST_32_BIT
+    return max(x.numel(), reach) < LARGEST_32_BIT
 
 
 def _ones(x: torch.Tensor, *given: Optional) -> list[torch.Tensor]:
@@ -162,8 +173,6 @@ def _ones(x: torch.Tensor, *given: Optional) -> list[torch.Tensor]:
 
 
 _BATCH_VARIANCE: Final = "batch_norm_variance"
-_PICTURES: Final = 4
-_LARGEST_32_BIT: Final = 2**31 - 1
 
 
 def _batch_variance(call: OperatorCall) -> Temporaries:

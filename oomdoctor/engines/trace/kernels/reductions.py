@@ -34,7 +34,7 @@ _MOST_THREADS: Final = 512
 _FEWEST_VALUES: Final = 16
 _MOST_VALUES: Final = 256
 _VECTOR: Final = 4
-_LARGEST_32_BIT: Final = 2**31 - 1
+LARGEST_32_BIT: Final = 2**31 - 1
 _WORTH_A_VECTOR: Final = 128 if TORCH >= (2, 7) else 129
 """Fewest values that are read as vectors, in 2.15 and in 2.6; between them nothing is known."""
 
@@ -107,7 +107,7 @@ def partial_results(  # noqa: PLR0913 - what a reduction is, and what came befor
 def _parts(loop: _Loop, element_bytes: int) -> list[_Loop]:
     """Return the loop in halves, and halves of those, until 32 bits reach each. Source: `SplitUntil32Bit`."""
     reach = [(size - 1) * stride * element_bytes for size, stride in zip(loop.sizes, loop.strides, strict=True)]
-    if sum(reach) + 1 <= _LARGEST_32_BIT:
+    if sum(reach) + 1 <= LARGEST_32_BIT:
         return [loop]
     at = max(range(len(reach)), key=reach.__getitem__)
     half = loop.sizes[at] // 2
