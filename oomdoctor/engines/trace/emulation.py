@@ -58,11 +58,13 @@ def run_double_backward_on_thread(patches: Patches) -> None:
     def choose(outputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if not (len(args) > _CREATES_GRAPH and args[_CREATES_GRAPH]) or in_backward() or has_modes():
             return run(outputs, *args, **kwargs)
-        return thread.submit(run_on_thread, torch.is_autocast_enabled("cuda"), outputs, *args, **kwargs).result()
+        autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        return thread.submit(run_on_thread, autocast, outputs, *args, **kwargs).result()
 
-    def run_on_thread(autocasts: bool, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, FBT001
-        # the engine passes to its thread whether autocast is on, but not its type
-        torch.set_autocast_enabled("cuda", autocasts)
+    def run_on_thread(autocast: tuple[bool, torch.dtype], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        # the engine passes to its thread whether autocast is on, and its type
+        torch.set_autocast_enabled("cuda", autocast[0])
+        torch.set_autocast_dtype("cuda", autocast[1])
         with single_threaded_backward():
             return run(*args, **kwargs)
 

@@ -271,6 +271,7 @@ CASES: dict[str, Callable[[], None]] = {
         pictures().to(**LAST), *picture_batch(**LAST), loss=classes, autocast=torch.bfloat16
     ),
     "gradient penalty": lambda: train(critic(), torch.zeros(32, 3, 32, 32), loss=penalty),
+    "gradient penalty, bf16": lambda: train(layers(), MANY, loss=penalty, autocast=torch.bfloat16),
     "lstm": lambda: train(Recurrent(nn.LSTM), TOKENS, loss=next_token),
     "gru": lambda: train(Recurrent(nn.GRU), TOKENS, loss=next_token),
     "causal attention": lambda: train(Attention(is_causal=True), LONG),
