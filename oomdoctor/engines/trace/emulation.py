@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.engines.allocator.settings import AllocatorSettings, rules_of, settings_from_environment
+from oomdoctor.engines.trace import view_gradients
 from oomdoctor.engines.trace.cuda_api import patch_cuda_api
 from oomdoctor.engines.trace.device import EmulatedDevice
 from oomdoctor.engines.trace.kernels import reductions
@@ -138,6 +139,8 @@ def _register(patches: Patches, device: EmulatedDevice) -> None:
         own.impl("_copy_from", kernels.kernel(operator_named("_copy_from")), key)
     for name, function in reductions.overrides().items():
         own.impl(name, function, AUTOGRAD_KEY)
+    for name, function in view_gradients.overrides().items():
+        own.impl(name, function, BACKEND_KEY)
     for name, function in autograd_overrides(device).items():
         if operator_named(name) is None:
             continue

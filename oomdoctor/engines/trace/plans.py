@@ -24,6 +24,7 @@ from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, ke
 from oomdoctor.engines.trace.refusals import check_same_device, host_error, untraceable
 from oomdoctor.engines.trace.refused_types import check_alike, check_types
 from oomdoctor.engines.trace.torch_internals import HOST_KEYS, below_autograd, strided_view
+from oomdoctor.engines.trace.view_gradients import ChangedViews
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,16 +254,20 @@ class Kernels:
         self._special = kernels(device)
         self._plans: dict[object, OperatorPlan] = {}
         self._values = TracedValues()
+        self._changed_views = ChangedViews()
 
     def run(self, operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes
         """Run an operator: allocate and free as its kernel does, and return its results."""
+        self._changed_views.hook(operator)
         with below_autograd():
             if has_integers(args) or "out" in kwargs:
-                return self._values.run(operator, self._run, args, kwargs)
-            result = self._run(operator, args, kwargs)
-            if operator in CHOOSING:
-                spread_choices(operator, args, result)
-            keep_fills(operator, args, result)
+                result = self._values.run(operator, self._run, args, kwargs)
+            else:
+                result = self._run(operator, args, kwargs)
+                if operator in CHOOSING:
+                    spread_choices(operator, args, result)
+                keep_fills(operator, args, result)
+            self._changed_views.note(operator, args, result)
             return result
 
     def _run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -61,7 +61,7 @@ def _differing(python: str, card: str, *kinds: str, program: str = "operators.py
     return {name: (theirs, traced[name]) for name, theirs in expected.items() if theirs != traced[name]}
 
 
-_OLDEST_KINDS = ("layers", "losses", "numbers", "pictures", "places", "quantization", "sweeps", "transforms")
+_OLDEST_KINDS = ("layers", "losses", "numbers", "pictures", "places", "quantization", "sweeps", "transforms", "views")
 """All but the decompositions: 2.6 leaves many of them to MAGMA, whose copies are its own."""
 
 

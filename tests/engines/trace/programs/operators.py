@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
-from operator_cases import decompositions, layers, losses, numbers, pictures, places, quantization, sweeps, transforms
+from operator_cases import (
+    decompositions,
+    layers,
+    losses,
+    numbers,
+    pictures,
+    places,
+    quantization,
+    sweeps,
+    transforms,
+    views,
+)
 from operator_cases.making import Case
 
 KINDS = {
@@ -27,6 +38,7 @@ KINDS = {
     "quantization": quantization.CASES,
     "sweeps": sweeps.CASES,
     "transforms": transforms.CASES,
+    "views": views.CASES,
 }
 
 
