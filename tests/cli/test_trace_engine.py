@@ -47,6 +47,16 @@ def build_model():
     model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
     return quantization.prepare_qat(model.train())
 """
+_NAMES_TYPES = """
+Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+
+
+def training_step(model, batch):
+    outputs = model(batch.type(Tensor))
+    valid = torch.autograd.Variable(Tensor(*outputs.shape).fill_(1.0), requires_grad=False)
+    assert isinstance(outputs, Tensor) and outputs.type() == "torch.cuda.FloatTensor"
+    return nn.functional.mse_loss(outputs, valid)
+"""
 _PICTURES = """
 def make_batch(batch_size):
     return torch.randn(batch_size, 3, 8, 8)
@@ -194,6 +204,16 @@ def test_what_cannot_be_traced_is_nobodys_fault(
     assert said in ended.stderr
     assert "--engine null" in ended.stderr
     assert "oomdoctor/" not in ended.stderr.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("engine", ["trace", pytest.param("null", marks=pytest.mark.null_gpu)])
+def test_tensors_can_be_made_by_the_old_names_of_types(oomdoctor_here: Run, tmp_path: Path, engine: str) -> None:
+    """A step that takes `torch.cuda.FloatTensor` for its type, as many of GANs do, is probed on either engine."""
+    write_target(tmp_path, training_step=_NAMES_TYPES)
+
+    result = _probe(oomdoctor_here, "model.py", "--target-batch", "8", "--gpu", "t4", "--engine", engine)
+
+    assert result["warnings"] == []
 
 
 def test_what_a_step_prints_of_its_loss_is_a_placeholder(oomdoctor_here: Run, tmp_path: Path) -> None:

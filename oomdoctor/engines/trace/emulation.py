@@ -25,6 +25,7 @@ from oomdoctor.engines.trace.operators import autograd_overrides
 from oomdoctor.engines.trace.plans import Kernels
 from oomdoctor.engines.trace.refusals import refuse_compiled, refuse_unsupported
 from oomdoctor.engines.trace.storages import patch_storages
+from oomdoctor.engines.trace.tensor_types import as_on_cuda, patch_tensor_types
 from oomdoctor.engines.trace.tensors import Patches, patch_pinning, patch_tensors
 from oomdoctor.engines.trace.torch_internals import (
     AUTOGRAD_KEY,
@@ -49,12 +50,19 @@ _CREATES_GRAPH: Final = 2
 """Position of `create_graph` in the engine's arguments."""
 
 
-def run_double_backward_on_thread(patches: Patches) -> None:
-    """Patch the engine to run a backward with `create_graph=True` on a thread of its own."""
+def patch_engine(patches: Patches) -> None:
+    """Patch autograd's engine: a thread of its own for `create_graph=True`, and the types of CUDA in errors."""
     module = engine_module()
     run = module._engine_run_backward  # noqa: SLF001 - see `torch_internals`
     thread = ThreadPoolExecutor(1, "oomdoctor-engine")
     patches.callback(thread.shutdown)
+
+    def run_as_on_cuda(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        try:
+            return choose(*args, **kwargs)
+        except RuntimeError as error:
+            error.args = tuple(as_on_cuda(part) if isinstance(part, str) else part for part in error.args)
+            raise
 
     def choose(outputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if not (len(args) > _CREATES_GRAPH and args[_CREATES_GRAPH]) or in_backward() or has_modes():
@@ -70,7 +78,7 @@ def run_double_backward_on_thread(patches: Patches) -> None:
             return run(*args, **kwargs)
 
     for owner in (module, torch.autograd):
-        patches.set(owner, "_engine_run_backward", choose)
+        patches.set(owner, "_engine_run_backward", run_as_on_cuda)
 
 
 _FACTORIES: Final = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
@@ -110,12 +118,13 @@ def emulated_cuda(card: Card, settings: AllocatorSettings | None = None) -> Iter
         patches = Patches(stack)
         _register(patches, device)
         patch_tensors(patches, device)
+        patch_tensor_types(patches)
         patch_storages(patches, device)
         patch_pinning(patches)
         patch_cuda_api(patches, device)
         refuse_compiled(patches)
         stack.enter_context(single_threaded_backward())
-        run_double_backward_on_thread(patches)
+        patch_engine(patches)
         refuse_unsupported(patches)
         yield device
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,8 @@ from oomdoctor.engines.trace.known_values import host_values
 from oomdoctor.engines.trace.torch_internals import (
     EMULATED_DEVICE,
     cache_device_constructors,
+    default_device,
+    no_function_modes,
     swap_implementations,
     tensor_base,
 )
@@ -99,7 +102,7 @@ def emulated_if_cuda(where: Any) -> Any:  # noqa: ANN401 - whatever takes a devi
 
 
 def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
-    to, tensor, as_tensor = base.to, torch.tensor, torch.as_tensor
+    to = base.to
 
     def move(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
         if args and isinstance(args[0], str | torch.device | int) and not isinstance(args[0], bool):
@@ -117,18 +120,20 @@ def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
 
     patches.set(torch.Tensor, "to", move)
     patches.set(torch.Tensor, "cuda", cuda)
-    for name, make in (("tensor", tensor), ("as_tensor", as_tensor)):
-        patches.set(torch, name, _on_emulated_device(make))
+    for name in ("tensor", "as_tensor", "asarray"):
+        patches.set(torch, name, _on_emulated_device(getattr(torch, name)))
 
 
 def _on_emulated_device(make: Any) -> Any:  # noqa: ANN401 - a function of torch's
     def placing(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        target = emulated_if_cuda(device)
+        target = emulated_if_cuda(default_device() if device is None else device)
         if target is not EMULATED_DEVICE:
             elsewhere: torch.Tensor = make(*args, device=device, **kwargs)
             return elsewhere
         requires_grad = kwargs.pop("requires_grad", False)
-        made: torch.Tensor = make(*args, **kwargs).to(target)
+        with no_function_modes() if device is None else nullcontext():
+            on_host = make(*args, **kwargs)
+        made: torch.Tensor = on_host.to(target)
         return made.requires_grad_() if requires_grad else made
 
     return placing

@@ -221,6 +221,18 @@ def cache_device_constructors() -> None:
     _device._device_constructors()  # noqa: SLF001
 
 
+def default_device() -> torch.device | None:
+    """Return the device of `with torch.device(...)` or `torch.set_default_device`; None for that of the host."""
+    overrides: Any = torch.overrides
+    modes = reversed(overrides._get_current_function_mode_stack())  # noqa: SLF001
+    return next((mode.device for mode in modes if isinstance(mode, _device.DeviceContext)), None)
+
+
+def no_function_modes() -> Any:  # noqa: ANN401 - a context
+    """Return a context manager in which no mode, such as a default device, changes a function's arguments."""
+    return _C.DisableTorchFunction()
+
+
 def swap_implementations(first: torch.Tensor, second: torch.Tensor) -> None:
     """Swap the C++ sides of two tensors."""
     _C._swap_tensor_impl(first, second)  # noqa: SLF001

@@ -51,12 +51,14 @@ def _ask(python: str, engine: str, env: dict[str, str], *kinds: str, program: st
     return found
 
 
-def _differing(python: str, card: str, *kinds: str, program: str = "operators.py") -> dict[str, Any]:
+def _differing(
+    python: str, card: str, *kinds: str, program: str = "operators.py", at_least: int = 200
+) -> dict[str, Any]:
     """What both engines say of the cases of which they do not say the same."""
     base = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     expected = _ask(python, "null", environment(find_card(card), build_of(python), base), *kinds, program=program)
     traced = _ask(python, card, {**base, **cudnn_variables(build_of(python), base)}, *kinds, program=program)
-    assert len(expected) > 200
+    assert len(expected) > at_least
     assert expected.keys() == traced.keys()
     return {name: (theirs, traced[name]) for name, theirs in expected.items() if theirs != traced[name]}
 
@@ -67,7 +69,7 @@ _OLDEST_KINDS = ("layers", "losses", "numbers", "pictures", "places", "quantizat
 
 @each_python
 def test_each_operator_asks_for_what_it_asks_for_on_the_null_gpu(python: str) -> None:
-    """Of 400 uses, forward and backward, all allocate and give back the same in the same order but the known few."""
+    """Of 700 uses, forward and backward, all allocate and give back the same in the same order but the known few."""
     differing = _differing(python, "a100-sxm4-80gb", *_OLDEST_KINDS)
     known = IN_2_6 if build_of(python).version.startswith("2.6.") else IN_2_15
     assert {name: found for name, found in differing.items() if name not in known} == {}
@@ -95,3 +97,9 @@ def test_each_result_lies_as_it_lies_on_the_null_gpu(python: str) -> None:
     differing = _differing(python, "rtx-3060", program="layouts_of_results.py")
     known = _CONTIGUOUS_IN_2_6 if build_of(python).version.startswith("2.6.") else ()
     assert {name for name in differing if name.partition(",")[0] not in known} == set()
+
+
+@each_python
+def test_old_names_of_types_mean_what_they_mean_on_the_null_gpu(python: str) -> None:
+    """`torch.cuda.FloatTensor`, `x.type(...)` and defaults give tensors and answers as a CUDA build gives them."""
+    assert _differing(python, "rtx-3060", program="tensor_types.py", at_least=30) == {}

@@ -82,6 +82,7 @@ CASES: dict[str, Case] = {
         for dtype in (torch.float32, HALF)
     },
     **{f"{name} untouched": case(_changed(view, lambda _: None), leaf(*_PICTURES)) for name, view in _VIEWS.items()},
+    "changed twice": case(_changed(_VIEWS["view"], lambda x: x.sigmoid_().mul_(2)), leaf(*_PICTURES)),
     "copied into": case(_copied_into, leaf(*_PICTURES)),
     "base after its view": case(_base_and_view, leaf(*_PICTURES)),
     "assigned": case(_assigned, leaf(*_PICTURES)),
