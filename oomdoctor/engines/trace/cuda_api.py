@@ -15,7 +15,7 @@ from torch.backends.cudnn import rnn as cudnn_rnn
 from oomdoctor.engines.trace.compiler_stubs import stub_compiler_modules
 from oomdoctor.engines.trace.refusals import untraceable
 from oomdoctor.engines.trace.tensors import CUDA
-from oomdoctor.engines.trace.torch_internals import c_module, foreach_grouping
+from oomdoctor.engines.trace.torch_internals import c_module, check_ordinal, foreach_grouping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,8 +57,8 @@ def _python_answers(device: EmulatedDevice) -> dict[str, Any]:
         "_lazy_call": lambda function, **_: function(),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": lambda _: None,
-        "_exchange_device": lambda _: 0,
+        "set_device": lambda device: _choose_device(device) and None,
+        "_exchange_device": _choose_device,
         "_maybe_exchange_device": lambda _: 0,
         "get_device_properties": lambda _=None: _card_answer(device, "get_device_properties", _properties),
         "get_device_name": lambda _=None: _card_answer(device, "get_device_name", lambda card: card.name),
@@ -83,6 +83,16 @@ def _python_answers(device: EmulatedDevice) -> dict[str, Any]:
         "Event": EmulatedEvent,
         "default_generators": (Generator(),),
     }
+
+
+def _choose_device(device: Any) -> int:  # noqa: ANN401 - a number, a name or a device
+    """Return the device of before, which is the only one.
+
+    Raises:
+        RuntimeError: Another is chosen.
+    """
+    check_ordinal(torch.device("cuda", max(device, 0)) if isinstance(device, int) else torch.device(device))
+    return 0
 
 
 def _c_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
@@ -183,6 +193,8 @@ class EmulatedEvent:
 class Generator:
     """The device's random number generator, which draws no numbers."""
 
+    _seed = 0
+
     def get_state(self) -> torch.Tensor:
         """Return a state of as many bytes as CUDA's."""
         return torch.zeros(16, dtype=torch.uint8)
@@ -190,11 +202,13 @@ class Generator:
     def set_state(self, _: object) -> None:
         """Do nothing."""
 
-    manual_seed = set_state
+    def manual_seed(self, seed: int) -> None:
+        """Keep the seed, to answer with it."""
+        self._seed = seed
 
     def seed(self) -> int:
-        """Return 0."""
-        return 0
+        """Return the seed; a new one would be as good."""
+        return self._seed
 
     initial_seed = seed
 

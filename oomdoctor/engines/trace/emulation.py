@@ -26,7 +26,7 @@ from oomdoctor.engines.trace.plans import Kernels
 from oomdoctor.engines.trace.refusals import refuse_compiled, refuse_unsupported
 from oomdoctor.engines.trace.storages import patch_storages
 from oomdoctor.engines.trace.tensor_types import as_on_cuda, patch_tensor_types
-from oomdoctor.engines.trace.tensors import Patches, patch_pinning, patch_tensors
+from oomdoctor.engines.trace.tensors import Patches, patch_forward_mode, patch_pinning, patch_tensors
 from oomdoctor.engines.trace.torch_internals import (
     AUTOGRAD_KEY,
     BACKEND_KEY,
@@ -116,6 +116,7 @@ def emulated_cuda(card: Card, settings: AllocatorSettings | None = None) -> Iter
     device = EmulatedDevice(card, settings_from_environment(os.environ, rules) if settings is None else settings, rules)
     with ExitStack() as stack:
         patches = Patches(stack)
+        patch_forward_mode(patches)
         _register(patches, device)
         patch_tensors(patches, device)
         patch_tensor_types(patches)

@@ -28,10 +28,10 @@ from oomdoctor.engines.trace.kernels import (
     reductions,
     sorting,
 )
-from oomdoctor.engines.trace.layouts import adds_in_place, plain_name, resize
+from oomdoctor.engines.trace.layouts import adds_in_place, meta_like, plain_name, resize
 from oomdoctor.engines.trace.op_trace import NO_TEMPORARIES
 from oomdoctor.engines.trace.refusals import sparse_refusals, untraceable
-from oomdoctor.engines.trace.torch_internals import HOST_VIEWS, operator_named, run_host_view
+from oomdoctor.engines.trace.torch_internals import HOST_VIEWS, check_ordinal, operator_named, run_host_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -125,28 +125,32 @@ def _angle(x: torch.Tensor) -> Any:  # noqa: ANN401 - or NotImplemented
 
 
 def _empty(
-    device: EmulatedDevice,
+    ours: EmulatedDevice,
     /,
     size: Sequence[int],
     dtype: torch.dtype | None = None,
     *_: object,
+    device: torch.device | None = None,
     memory_format: torch.memory_format | None = None,
     **__: object,
 ) -> torch.Tensor:
+    check_ordinal(device)
     meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-    return device.tensor(meta.shape, meta.stride(), meta.dtype)
+    return ours.tensor(meta.shape, meta.stride(), meta.dtype)
 
 
 def _empty_strided(
-    device: EmulatedDevice,
+    ours: EmulatedDevice,
     /,
     size: Sequence[int],
     stride: Sequence[int],
     dtype: torch.dtype | None = None,
     *_: object,
+    device: torch.device | None = None,
     **__: object,
 ) -> torch.Tensor:
-    return device.tensor(size, stride, dtype or torch.get_default_dtype())
+    check_ordinal(device)
+    return ours.tensor(size, stride, dtype or torch.get_default_dtype())
 
 
 def _resize(
@@ -187,7 +191,7 @@ def _to_copy(
     """Copy between host and device with the strides kept, which C++ does not do for XLA; else leave it to a plan."""
     if not source.is_cpu and (device is None or device.type != "cpu"):
         return NotImplemented
-    like = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+    like = meta_like(source)
     meta = torch.ops.aten._to_copy(like, dtype=dtype, memory_format=memory_format)  # noqa: SLF001 - the operator itself
     if source.is_cpu:
         return ours.tensor(meta.shape, meta.stride(), meta.dtype)

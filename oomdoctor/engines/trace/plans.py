@@ -21,9 +21,10 @@ from oomdoctor.engines.trace.known_values import (
 from oomdoctor.engines.trace.layouts import meta_like, plain_name, pointwise_result, resize, suggested_layout
 from oomdoctor.engines.trace.op_trace import OperatorCall
 from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
-from oomdoctor.engines.trace.refusals import check_same_device, host_error, untraceable
+from oomdoctor.engines.trace.refusals import check_same_device, host_error, mismatch_error, untraceable
 from oomdoctor.engines.trace.refused_types import check_alike, check_types
-from oomdoctor.engines.trace.torch_internals import HOST_KEYS, below_autograd, strided_view
+from oomdoctor.engines.trace.tensor_types import as_on_cuda
+from oomdoctor.engines.trace.torch_internals import HOST_KEYS, below_autograd, check_ordinal, strided_view
 from oomdoctor.engines.trace.view_gradients import ChangedViews
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ class OperatorPlanner:
             if operator._schema.returns:  # noqa: SLF001 - an operator that returns nothing works in place
                 raise untraceable(operator, error) from None
             returned = None
+        except RuntimeError as error:
+            raise (mismatch_error(operator, args) or error) from None
         in_order = [metas[id(tensor)] for tensor in given]
         flat, shape = _flatten(returned)
         if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in flat):
@@ -223,6 +226,7 @@ def _to_meta(value: Any, metas: dict[int, torch.Tensor], *, keeps_numbers: bool 
     if isinstance(value, dict):
         return {name: _to_meta(item, metas, keeps_numbers=keeps_numbers) for name, item in value.items()}
     if isinstance(value, torch.device):
+        check_ordinal(value)
         return torch.device("meta")
     return None if isinstance(value, torch.Generator) else value
 
@@ -291,7 +295,11 @@ class Kernels:
 
         def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes
             self._values.check(operator, args)
-            return operator.redispatch(HOST_KEYS, *args, **kwargs)
+            try:
+                return operator.redispatch(HOST_KEYS, *args, **kwargs)
+            except RuntimeError as error:
+                error.args = tuple(as_on_cuda(str(part)) for part in error.args)
+                raise
 
         return run
 

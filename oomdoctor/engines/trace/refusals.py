@@ -12,7 +12,7 @@ import torch
 
 import oomdoctor
 from oomdoctor.agent.operator_kinds import replaced, tensors_in
-from oomdoctor.engines.trace.layouts import accumulation_type
+from oomdoctor.engines.trace.layouts import accumulation_type, plain_name
 from oomdoctor.errors import NoAnswerError
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def check_same_device(operator: Any, given: list[torch.Tensor]) -> None:  # noqa
     Raises:
         RuntimeError: As PyTorch has it.
     """
+    if given and given[0].is_cpu and given[0].dim() > 0 and operator.name().partition(".")[0] == "aten::index":
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
     strangers = [tensor for tensor in given if tensor.is_cpu and tensor.dim() > 0]
     if strangers and operator.name().partition(".")[0] not in _TAKE_HOST_TENSORS:
         raise RuntimeError(
@@ -96,6 +98,31 @@ def host_error(operator: Any, args: Any, kwargs: dict[str, Any]) -> Exception | 
     return None
 
 
+_JOINING: Final = (
+    "add", "addbmm", "addcmul", "addmm", "addmv", "baddbmm", "bmm", "cat", "convolution", "div", "dot", "eq", "gt",
+    "lt", "maximum", "minimum", "mm", "mul", "mv", "stack", "sub", "where",
+)  # fmt: skip
+"""Operators whose kernels for shapes say in words of their own what does not fit."""
+
+
+def mismatch_error(operator: Any, args: Any) -> Exception | None:  # noqa: ANN401 - an operator
+    """Return the error with which PyTorch refuses shapes or types that do not go together; None for other operators.
+
+    The host's kernel is given tensors of one element that only seem to have the shapes, and refuses before it computes.
+    """
+    if plain_name(operator) not in _JOINING:
+        return None
+    try:
+        operator(*replaced(args, _of_one_element))
+    except RuntimeError as error:
+        return error.with_traceback(None)
+    return None
+
+
+def _of_one_element(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+
+
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=accumulation_type(tensor.dtype), device="cpu")
 
@@ -120,7 +147,23 @@ def refuse_unsupported(patches: Patches) -> None:
     patches.set(torch.jit.ScriptModule, "_apply", scripted)
     tag, save = torch.serialization.location_tag, _refusal("torch.save", "tensors on an emulated GPU have no data")
     patches.set(torch.serialization, "location_tag", _unless_emulated(tag, save))
+    for name in ("CUDAGraph", "make_graphed_callables"):
+        refuse = _refusal(f"torch.cuda.{name}", "a trace cannot capture a graph")
+        patches.set(torch.cuda, name, refuse)
+    for name in ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_compressed_tensor"):
+        refuse = _refusal(f"torch.{name}", "sparse tensors are not emulated")
+        patches.set(torch, name, _unless_on_device(getattr(torch, name), refuse))
     _refuse_exchange(patches)
+
+
+def _unless_on_device(theirs: Callable[..., Any], refuse: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def call(*args: object, device: Any = None, **kwargs: object) -> object:  # noqa: ANN401 - a device, or its name
+        if device is not None and torch.device(device).type == "cuda":
+            refuse()
+        return theirs(*args, device=device, **kwargs)
+
+    return call
 
 
 def _refuse_exchange(patches: Patches) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from oomdoctor.agent.operator_kinds import tensors_in
 from oomdoctor.engines.trace.layouts import HALF_TYPES, POINTWISE
+from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,6 +122,24 @@ _ALIKE: Final = {
 _ATTENTION: Final = "Expected query, key, and value to have the same dtype, but got query.dtype: {} and another of {}"
 
 
+class _Classes(NamedTuple):
+    """Types that the second argument, the classes, may have, and what PyTorch says of others."""
+
+    says: str
+    types: Sequence[torch.dtype] = (torch.int64,)
+
+
+_OF_ROWS: Final = (
+    "expected target dtype to be Long or Byte, but got {}"
+    if TORCH >= (2, 13)
+    else "\"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for '{}'"
+)
+_CLASSES: Final = {
+    "aten::nll_loss_forward": _Classes(_OF_ROWS, (torch.int64, torch.uint8)),
+    "aten::nll_loss2d_forward": _Classes("expected scalar type Long but found {}"),
+}
+
+
 @cache
 def _pairs_of(operator: Any) -> _Pairs | None:  # noqa: ANN401 - an operator
     name = operator.name().partition(".")[0].removeprefix("aten::")
@@ -137,6 +156,8 @@ def check_alike(operator: Any, args: Sequence[Any]) -> None:  # noqa: ANN401 - a
     Raises:
         RuntimeError: As PyTorch has it.
     """
+    if (classes := _CLASSES.get(operator.name())) is not None and args[1].dtype not in classes.types:
+        raise RuntimeError(classes.says.format(_called(args[1].dtype)))
     pairs = _pairs_of(operator)
     if pairs is None:
         return

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.autograd import forward_ad
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from oomdoctor.engines.trace.known_values import host_values
+from oomdoctor.engines.trace.refusals import untraceable
 from oomdoctor.engines.trace.torch_internals import (
     EMULATED_DEVICE,
     cache_device_constructors,
+    check_ordinal,
     default_device,
     no_function_modes,
     swap_implementations,
@@ -93,18 +99,26 @@ def _is_not_xla(_: torch.Tensor) -> bool:
 
 
 def emulated_if_cuda(where: Any) -> Any:  # noqa: ANN401 - whatever takes a device's place among arguments
-    """Return `cuda` in any spelling as the emulated device, and all else unchanged."""
-    if isinstance(where, str) and where.partition(":")[0] == "cuda":
-        return EMULATED_DEVICE
-    if isinstance(where, torch.device) and where.type == "cuda":
-        return EMULATED_DEVICE
-    return where
+    """Return `cuda` in any spelling as the emulated device, and all else unchanged.
+
+    Raises:
+        RuntimeError: It is a second device, which there is not.
+    """
+    found = torch.device(where) if isinstance(where, str) and where.partition(":")[0] == "cuda" else where
+    if not (isinstance(found, torch.device) and found.type == "cuda"):
+        return where
+    check_ordinal(found)
+    return EMULATED_DEVICE
 
 
 def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
     to = base.to
 
     def move(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        if is_lazy(self):  # there is nothing to move before its shape is known
+            nothing = move(torch.empty(0, dtype=self.dtype), *args, **kwargs)
+            return nothing.as_subclass(UninitializedBuffer) if isinstance(self, UninitializedBuffer) else nothing
+        _refuse_sparse(self)
         if args and isinstance(args[0], str | torch.device | int) and not isinstance(args[0], bool):
             first = torch.device("cuda", args[0]) if isinstance(args[0], int) else args[0]
             args = (emulated_if_cuda(first), *args[1:])
@@ -113,15 +127,31 @@ def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
         moved: torch.Tensor = to(self, *args, **kwargs)
         return moved
 
-    def cuda(self: torch.Tensor, *_: object, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - there is one device
-        kwargs.pop("device", None)
-        moved: torch.Tensor = to(self, EMULATED_DEVICE, **kwargs)
-        return moved
+    def cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        kwargs.update(zip(("non_blocking", "memory_format"), args, strict=False))
+        return move(self, "cuda" if device is None else device, **kwargs)
+
+    # whether a copy of a tensor stays on its device, as up to some version after 2.6
+    stays = torch.empty(0, device="meta").new_tensor(torch.empty(0)).device.type == "cpu"
+
+    def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        where = data if isinstance(data, torch.Tensor) and stays else self
+        own = {"dtype": self.dtype, "device": where.device}
+        return torch.tensor(data, **{**own, **{name: given for name, given in kwargs.items() if given is not None}})
 
     patches.set(torch.Tensor, "to", move)
     patches.set(torch.Tensor, "cuda", cuda)
+    patches.set(torch.Tensor, "new_tensor", new_tensor)
     for name in ("tensor", "as_tensor", "asarray"):
         patches.set(torch, name, _on_emulated_device(getattr(torch, name)))
+
+
+def _refuse_sparse(tensor: torch.Tensor) -> None:
+    if tensor.layout in _SPARSE:
+        raise untraceable("torch.Tensor.to", "sparse tensors are not emulated")
+
+
+_SPARSE: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def _on_emulated_device(make: Any) -> Any:  # noqa: ANN401 - a function of torch's
@@ -202,6 +232,31 @@ def patch_pinning(patches: Patches) -> None:
     patches.set(torch.Tensor, "pin_memory", _return_tensor)
     loaders = torch.utils.data.dataloader
     patches.set(loaders._BaseDataLoaderIter, "__init__", _without_pinning(loaders._BaseDataLoaderIter.__init__))  # noqa: SLF001 - it has no public name
+
+
+_FORWARD_MODE: Final = "torch._decomp.decompositions_for_jvp"
+
+
+def patch_forward_mode(patches: Patches) -> None:
+    """Patch forward-mode differentiation to load its decompositions with PyTorch's own functions.
+
+    They are compiled from their source, with the functions that they name; the compiler cannot read what replaces them.
+    It goes before all other patches.
+    """
+    own = {name: getattr(torch, name) for name in (*_FACTORY_FUNCTIONS, "as_tensor", "asarray")}
+    enter: Any = forward_ad.enter_dual_level
+
+    def load_and_enter() -> Any:  # noqa: ANN401 - the level
+        if _FORWARD_MODE not in sys.modules:
+            patched = {name: getattr(torch, name) for name in own}
+            vars(torch).update(own)
+            try:
+                import_module(_FORWARD_MODE)
+            finally:
+                vars(torch).update(patched)
+        return enter()
+
+    patches.set(forward_ad, "enter_dual_level", load_and_enter)
 
 
 def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -228,6 +228,21 @@ def default_device() -> torch.device | None:
     return next((mode.device for mode in modes if isinstance(mode, _device.DeviceContext)), None)
 
 
+def check_ordinal(device: torch.device | None) -> None:
+    """Refuse a CUDA device that the process does not have, as CUDA does; it has one.
+
+    Raises:
+        RuntimeError: The device is not the first.
+    """
+    if device is not None and device.type == "cuda" and device.index:
+        raise _NO_SUCH_DEVICE(
+            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+        )
+
+
+_NO_SUCH_DEVICE: Final = getattr(torch, "AcceleratorError", RuntimeError)
+
+
 def no_function_modes() -> Any:  # noqa: ANN401 - a context
     """Return a context manager in which no mode, such as a default device, changes a function's arguments."""
     return _C.DisableTorchFunction()

@@ -78,6 +78,10 @@ def test_runs_out_of_memory_as_the_allocator_does(answers: dict[str, Any]) -> No
         ("unknown", "oomdoctor_test.unknown"),
         ("sparse", "embedding_sparse_backward"),
         ("scripted", "torch.jit.ScriptModule"),
+        ("captured", "torch.cuda.CUDAGraph"),
+        ("captured module", "torch.cuda.make_graphed_callables"),
+        ("sparse tensor", "torch.sparse_coo_tensor"),
+        ("sparse tensor moved", "torch.Tensor.to"),
         ("saved", "torch.save"),
     ],
 )

@@ -100,6 +100,6 @@ def test_each_result_lies_as_it_lies_on_the_null_gpu(python: str) -> None:
 
 
 @each_python
-def test_old_names_of_types_mean_what_they_mean_on_the_null_gpu(python: str) -> None:
-    """`torch.cuda.FloatTensor`, `x.type(...)` and defaults give tensors and answers as a CUDA build gives them."""
-    assert _differing(python, "rtx-3060", program="tensor_types.py", at_least=30) == {}
+def test_tensors_are_used_as_on_the_null_gpu(python: str) -> None:
+    """Old names of types, default devices, lazy modules, forward mode and `new_tensor` give what they give on CUDA."""
+    assert _differing(python, "rtx-3060", program="tensor_uses.py", at_least=40) == {}

@@ -44,8 +44,8 @@ def test_the_examples_take_what_they_take_on_the_null_gpu(python: str, directory
 
 
 @each_python
-def test_what_cuda_refuses_for_its_types_or_for_want_of_elements_is_refused(python: str, directory: Path) -> None:
-    """Types without a kernel, types that do not mix and reductions of nothing raise as on CUDA, and nothing else."""
+def test_what_cuda_refuses_is_refused(python: str, directory: Path) -> None:
+    """Types without a kernel, what does not go together and reductions of nothing raise as on CUDA; the rest runs."""
     expected, traced = truth(python, directory)["refused"], run(python, directory)["refused"]
 
     def begins(said: str) -> list[str]:

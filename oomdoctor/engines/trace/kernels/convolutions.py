@@ -24,6 +24,7 @@ from oomdoctor.engines.cudnn import Convolution, TensorLayout, can_ask, regular_
 from oomdoctor.engines.cudnn_library import card_properties
 from oomdoctor.engines.trace.layouts import CHANNELS_LAST, copied_bytes, has_channels_last_strides, suggested_layout
 from oomdoctor.engines.trace.op_trace import OptionalWorkspace, Temporaries
+from oomdoctor.engines.trace.refusals import mismatch_error
 from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
 
 if TYPE_CHECKING:
@@ -84,8 +85,12 @@ def _convolution_forward(
     device: EmulatedDevice, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any  # noqa: ANN401
 ) -> torch.Tensor:  # fmt: skip
     settings = _Settings(*rest)
-    metas = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, weight))
-    size = tuple(operator_named("convolution")(*metas, None, *settings).shape)
+    convolve = operator_named("convolution")
+    metas = [torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, weight)]
+    try:
+        size = tuple(convolve(*metas, None, *settings).shape)
+    except RuntimeError as error:
+        raise (mismatch_error(convolve, (*metas, None, *settings)) or error) from None
     if x.dim() == _SIGNAL:  # runs as a picture of one row
         flat = settings.as_picture()
         row = _cudnn_convolution(

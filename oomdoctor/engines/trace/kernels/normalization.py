@@ -95,6 +95,10 @@ def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     epsilon: float,
     cudnn_enabled: bool,  # noqa: FBT001
 ) -> tuple[Any, ...]:
+    named = {"running_mean": mean, "running_var": variance, "weight": weight, "bias": bias}
+    for name, given in named.items():
+        if given is not None and given.numel() != x.shape[1]:
+            raise RuntimeError(f"{name} should contain {x.shape[1]} elements not {given.numel()}")
     if cudnn_enabled and _fits_cudnn(x, weight, bias, mean, variance, training=training):
         x = x.contiguous(memory_format=suggested_layout(x))
         return *_aten.cudnn_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon), 1
@@ -320,6 +324,12 @@ def _partial_gradients(
 def _layer_norm(x: torch.Tensor, normalized_shape: Sequence[int], *_: object) -> Tensors:
     """Allocate output, mean and standard deviation of each row. Source: `layer_norm_cuda`, layer_norm_kernel.cu."""
     rank = len(normalized_shape)
+    if x.shape[-rank:] != tuple(normalized_shape):
+        expected = ", ".join(map(str, ("*", *normalized_shape)))
+        raise RuntimeError(
+            f"Given normalized_shape={[*normalized_shape]}, expected input with shape [{expected}], but got input of "
+            f"size{[*x.shape]}"
+        )
     rows = (*x.shape[: x.dim() - rank], *(1,) * rank)
     x = x.contiguous()
     dtype = accumulation_type(x.dtype)

@@ -104,6 +104,10 @@ def refused() -> dict[str, Any]:
         "unknown": torch.ops.oomdoctor_test.unknown,
         "sparse": lambda x: nn.Embedding(3, 4, sparse=True).cuda()(x.long()).sum().backward(),
         "scripted": lambda _: torch.jit.script(nn.Linear(3, 3)).to("cuda"),
+        "captured": lambda _: torch.cuda.CUDAGraph(),
+        "captured module": lambda x: torch.cuda.make_graphed_callables(nn.Linear(3, 3).cuda(), (x,)),
+        "sparse tensor": lambda _: torch.sparse_coo_tensor([[0]], [1.0], (3,), device="cuda"),
+        "sparse tensor moved": lambda _: torch.eye(3).to_sparse().cuda(),
         "saved": lambda x: torch.save({"x": x}, io.BytesIO()),
         "mixed": lambda x: x + torch.ones(3),
     }

@@ -1,4 +1,4 @@
-"""Calls that PyTorch refuses on CUDA: tensors of a type without a kernel, and reductions of nothing."""
+"""Calls that PyTorch refuses on CUDA: types without a kernel, reductions of nothing, what does not go together."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def _calls() -> dict[str, Callable[[], object]]:
         "median of no rows": lambda: rows.median(0),
         "amax of no rows": lambda: rows.amax(0),
         "kth of no rows": lambda: rows.half().kthvalue(1, 0),
+        **_mismatches(),
         # and those that CUDA takes
         "outer": lambda: torch.bmm(whole[None, :, :1], whole[None, :1]),
         "mean as float": lambda: whole.mean(dtype=torch.float32),
@@ -63,6 +64,37 @@ def _calls() -> dict[str, Callable[[], object]]:
         "sum of none": lambda: none.sum() + none.mean(),
         "max in rows": lambda: rows.max(1),
         "sums of a number": lambda: (none.sum().sum(0), none.sum().amax(-1), none.sum().mean(0).any(0)),
+    }
+
+
+def _mismatches() -> dict[str, Callable[[], object]]:
+    rows, classes = torch.zeros(2, 3, device="cuda"), torch.zeros(2, dtype=torch.int32, device="cuda")
+    pictures, weight = torch.zeros(1, 4, 8, 8, device="cuda"), torch.zeros(4, 3, 3, 3, device="cuda")
+    stacked, host = torch.zeros(2, 3, 4, device="cuda"), torch.zeros(2, 3)
+    return {
+        "rows and columns": lambda: rows @ rows,
+        "linear of another width": lambda: functional.linear(rows, pictures[0, 0], rows[0]),
+        "batched rows and columns": lambda: torch.bmm(stacked, stacked),
+        "sum of two sizes": lambda: rows + pictures[0, 0, 0],
+        "product of two sizes": lambda: rows * pictures[0, 0, 0],
+        "choice of two sizes": lambda: torch.where(rows > 0, rows, pictures[0, 0, 0]),
+        "joined at another size": lambda: torch.cat([rows, pictures[0, 0, :2]]),
+        "channels of a convolution": lambda: functional.conv2d(pictures, weight),
+        "picture below the filter": lambda: functional.conv2d(pictures[:, :3, :1], weight),
+        "layer norm of another width": lambda: functional.layer_norm(rows, (4,)),
+        "batch norm of other channels": lambda: functional.batch_norm(
+            rows, None, None, pictures[0, :, 0, 0], training=True
+        ),
+        "running mean of other channels": lambda: functional.batch_norm(rows, pictures[0, :, 0, 0], rows[:, 0]),
+        "classes of another type": lambda: functional.cross_entropy(rows, classes),
+        "classes of pixels of another type": lambda: functional.cross_entropy(stacked, torch.zeros(2, 4).int().cuda()),
+        "numbers to embed": lambda: functional.embedding(rows, stacked[0]),
+        "second device": lambda: torch.zeros(2, device="cuda:1"),
+        "moved to a second device": lambda: host.to("cuda:1"),
+        "moved by its number": lambda: host.cuda(1),
+        "like another on a second device": lambda: rows.new_zeros(2, device="cuda:1"),
+        "second device chosen": lambda: torch.cuda.set_device(1),
+        "host's rows by the device's places": lambda: host[torch.zeros(1, dtype=torch.int64, device="cuda")],
     }
 
 

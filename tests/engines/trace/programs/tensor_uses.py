@@ -1,6 +1,6 @@
-"""Print what old programs' names of types do, as JSON.
+"""Print what uses of tensors give that reach further than operators, such as old names of types, as JSON.
 
-Usage: tensor_types.py null|CARD
+Usage: tensor_uses.py null|CARD
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ warnings.simplefilter("ignore")  # PyTorch recommends other ways
 
 def told(found: Any) -> Any:
     """What is compared of a result."""
+    if isinstance(found, list | tuple):
+        return [told(one) for one in found]
     return [found.type(), str(found.device), list(found.shape)] if isinstance(found, torch.Tensor) else str(found)
 
 
@@ -54,6 +56,27 @@ def answers() -> dict[str, Any]:
         "host's is one": lambda: isinstance(here, cuda.FloatTensor),
         "is a parameter": lambda: isinstance(torch.nn.Parameter(there), cuda.FloatTensor),
         "dtype": lambda: (cuda.HalfTensor.dtype, cuda.HalfTensor.is_cuda, cuda.HalfTensor.__name__),
+        "lazy": lambda: torch.nn.LazyLinear(4).cuda()(there),
+        "lazy with statistics": lambda: [
+            *torch.nn.Sequential(torch.nn.LazyConv2d(4, 3), torch.nn.LazyBatchNorm2d())
+            .to("cuda")
+            .train()(torch.zeros(2, 3, 4, 4, device="cuda"))
+        ],
+        "lazy on the host": lambda: torch.nn.LazyLinear(4).to(torch.float64)(here.double()),
+        "new": lambda: [there.new_tensor(5.0), there.new_tensor([1, 2]), there.new_tensor([1, 2], dtype=torch.int64)],
+        "new on the host": lambda: [here.new_tensor([1.0]), there.new_tensor([1.0], device="cpu")],
+        "new on the device": lambda: [here.new_tensor([1.0], device="cuda"), there.new_tensor(here.detach())],
+        "forward mode": lambda: torch.func.jvp(torch.sin, (there,), (there,)),
+        "forward and backward mode": _forward_and_backward,
+        "seed": lambda: (cuda.manual_seed(7), cuda.initial_seed())[1],
+        "moved in all ways": lambda: [
+            here.cuda(0),
+            here.cuda("cuda:0", non_blocking=True),
+            here.cuda(device=0),
+            here.to(0),
+            here.to(there),
+        ],
+        "moved and cast": lambda: here.to(torch.device("cuda", 0), torch.float16, non_blocking=True, copy=True),
         "unknown": lambda: here.type("torch.cuda.NoTensor"),
         "number by device": lambda: _on_device(lambda: torch.tensor(3.0)),
         "tensor by device": lambda: _on_device(lambda: torch.as_tensor(here.detach())),
@@ -71,6 +94,14 @@ def answers() -> dict[str, Any]:
         "by default again": lambda: torch.set_default_tensor_type(torch.FloatTensor) or torch.zeros(3),
     }
     return {name: _answer(use) for name, use in uses.items()}
+
+
+def _forward_and_backward() -> Any:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.SiLU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+    model, x = model.cuda(), torch.zeros(2, 3, device="cuda")
+    value, derivative = torch.func.jvp(model, (x,), (torch.ones_like(x),))
+    (value - derivative.detach()).square().mean().backward()
+    return [value, derivative, model[0].weight.grad]
 
 
 def _on_device(make: Callable[[], Any]) -> Any:
