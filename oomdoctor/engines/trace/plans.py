@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 _CONTIGUOUS: Final = (
-    "_log_softmax_backward_data", "mse_loss_backward", "native_layer_norm_backward", "rrelu_with_noise",
+    "_log_softmax_backward_data", "glu_backward", "mse_loss_backward", "native_layer_norm_backward", "pixel_unshuffle",
+    "rrelu_with_noise",
 )  # fmt: skip
 """Operators whose first result is contiguous on CUDA, and on `meta` has the strides of an argument."""
 _AS_SUGGESTED: Final = (
@@ -163,7 +164,7 @@ class OperatorPlanner:
         if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in flat):
             raise untraceable(operator, "sparse tensors are not emulated")
         results = [_classify(value, in_order) for value in flat]
-        if (layout := _result_layout(operator, args)) is not None:
+        if isinstance(results[0], NewTensor) and (layout := _result_layout(operator, args)) is not None:
             like = torch.empty(results[0].size, device="meta", memory_format=layout)
             results[0] = results[0]._replace(stride=like.stride())
         if (assumption := assumption_of(operator, args)) is not None:

@@ -100,7 +100,7 @@ class _Pairs(NamedTuple):
 
 _SCALARS: Final = "expected scalar type {} but found {}"
 _PRODUCTS: Final = "expected mat1 and mat2 to have the same dtype, but got: {} != {}"
-_ADDED: Final = "self and mat2 must have the same dtype, but got {} and {}"
+_ADDED: Final = "{2} and mat2 must have the same dtype, but got {0} and {1}"
 _PUT: Final = (
     "Index put requires the source and destination dtypes match, got {} for the destination and {} for the source."
 )
@@ -165,7 +165,7 @@ def check_alike(operator: Any, args: Sequence[Any]) -> None:  # noqa: ANN401 - a
         types = [value.dtype for value in (args[first], *args[second : second + 1]) if isinstance(value, torch.Tensor)]
         is_scale = pairs.may_be_float and types[0] in HALF_TYPES and types[-1] is torch.float32
         if types[0] is not types[-1] and not is_scale:
-            raise RuntimeError(pairs.says.format(*map(_called, types)))
+            raise RuntimeError(pairs.says.format(_called(types[0]), _called(types[-1]), ("self", "mat1")[first]))
 
 
 def _called(dtype: torch.dtype) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import nullcontext
 from functools import wraps
 from importlib import import_module
@@ -132,7 +133,8 @@ def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
         return move(self, "cuda" if device is None else device, **kwargs)
 
     # whether a copy of a tensor stays on its device, as up to some version after 2.6
-    stays = torch.empty(0, device="meta").new_tensor(torch.empty(0)).device.type == "cpu"
+    with warnings.catch_warnings(action="ignore"):  # PyTorch recommends another way
+        stays = torch.empty(0, device="meta").new_tensor(torch.empty(0)).device.type == "cpu"
 
     def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
         where = data if isinstance(data, torch.Tensor) and stays else self

@@ -359,6 +359,8 @@ def _group_norm_backward(call: OperatorCall) -> Temporaries:
     (gradient, x), weight, (batch, channels, pixels, groups) = call.args[:2], call.args[4], call.args[5:9]
     each, grouped = batch * channels * _FLOAT_BYTES, batch * groups * _FLOAT_BYTES
     copies = _group_norm_copies(x, gradient)
+    if not call.args[9][0]:  # the gradient of the input is not asked for
+        return Temporaries(copies, (each, each) if pixels > 1 or not _IS_NEW else ())
     if pixels == 1:
         return Temporaries(copies, (grouped, grouped) if _IS_NEW else (each, each, grouped, grouped))
     factors = () if weight is None or _is_channels_last(x) else (each,)

@@ -16,6 +16,19 @@ import torch.nn.functional as F  # noqa: N812 - as everybody has it
 
 _aten = torch.ops.aten
 SHAPES = {"pictures": (9, 32, 7, 5), "one pixel": (9, 32, 1, 1), "one channel": (9, 1, 7, 5), "one": (1, 32, 7, 5)}
+
+
+def suggested(x: torch.Tensor) -> torch.memory_format:
+    """The layout of pictures that a tensor has."""
+    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+def gate_gradient(x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a gated linear unit."""
+    return _aten.glu_backward(x[:, :4], x, 1)
+
+
 TWO: dict[str, Callable[[Any, Any], Any]] = {
     **{
         name: getattr(_aten, f"{name}_backward")
@@ -60,6 +73,10 @@ ONE: dict[str, Callable[[Any], Any]] = {
     "softmax": lambda x: x.softmax(1),
     "group norm": lambda x: F.group_norm(x, 1),
     "upsampled": lambda x: F.interpolate(x, scale_factor=2),
+    "without channels": lambda x: F.dropout2d(x, 0.1),
+    "pixels as channels": lambda x: F.pixel_unshuffle(x.new_zeros(2, 8, 6, 4).to(memory_format=suggested(x)), 2),
+    "channels as pixels": lambda x: F.pixel_shuffle(x.new_zeros(2, 8, 6, 4).to(memory_format=suggested(x)), 2),
+    "gradient of gates": lambda x: gate_gradient(x.new_zeros(2, 8, 6, 4).to(memory_format=suggested(x))),
     "pooled": lambda x: F.max_pool2d(x, 1),
     "rows": lambda x: x[torch.zeros(2, dtype=torch.int64, device=x.device)],
 }  # fmt: skip

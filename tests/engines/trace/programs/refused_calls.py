@@ -28,6 +28,7 @@ def _calls() -> dict[str, Callable[[], object]]:
         "dot": lambda: whole[0].dot(whole[1]),
         "two types": lambda: numbers @ whole.t(),
         "half weights": lambda: functional.linear(numbers, half),
+        "half numbers": lambda: functional.linear(half, numbers, numbers[0, :3]),
         "half bias": lambda: functional.linear(numbers, numbers, half[0, :3]),
         "half queries": lambda: functional.scaled_dot_product_attention(half[None], numbers[None], numbers[None]),
         "half pictures": lambda: functional.conv1d(half[None], numbers[:, :3, None]),

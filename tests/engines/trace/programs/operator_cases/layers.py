@@ -54,6 +54,24 @@ def _batch_norm(layout: str, dtype: torch.dtype, *, training: bool, is_affine: b
 
 
 CASES = {
+    "layer norm of data": case(lambda x, weight: F.layer_norm(x, (16,), weight), given(5, 16), leaf(16)),
+    "group norm of data": case(lambda x, weight: F.group_norm(x, 2, weight), given(5, 16, 4), leaf(16)),
+    "group norm of data of one pixel": case(lambda x, weight: F.group_norm(x, 2, weight), given(5, 16), leaf(16)),
+    "batch norm of data": case(
+        lambda x, weight: F.batch_norm(x, None, None, weight, training=True), given(5, 16, 4), leaf(16)
+    ),
+    "convolution of data": case(F.conv1d, given(5, 16, 9), leaf(8, 16, 3)),
+    "rms norm of data": case(lambda x, weight: F.rms_norm(x, (16,), weight), given(5, 16), leaf(16)),
+    "prelu of data": case(F.prelu, given(5, 16, 4), leaf(16)),
+    "linear of data": case(F.linear, given(5, 16), leaf(8, 16), leaf(8)),
+    "bilinear of data": case(F.bilinear, given(5, 16), given(5, 8), leaf(4, 16, 8)),
+    "attention to data": case(
+        lambda q, k: F.scaled_dot_product_attention(q, k, k), leaf(2, 4, 8, 16), given(2, 4, 8, 16)
+    ),
+    "instance norm of data": case(lambda x, weight: F.instance_norm(x, weight=weight), given(5, 16, 9), leaf(16)),
+    "weight norm of data": case(lambda g, v: torch._weight_norm(v, g, 0), leaf(8, 1), given(8, 16)),
+    "distances to data": case(torch.cdist, leaf(5, 16), given(7, 16)),
+    "squared error of data": case(lambda x, y: F.mse_loss(y, x), given(5, 16), leaf(5, 16)),
     **{
         f"batch norm, {layout}, {dtype}, {training=}, {is_affine=}": _batch_norm(
             layout, dtype, training=training, is_affine=is_affine
