@@ -147,9 +147,12 @@ def refuse_unsupported(patches: Patches) -> None:
     patches.set(torch.jit.ScriptModule, "_apply", scripted)
     tag, save = torch.serialization.location_tag, _refusal("torch.save", "tensors on an emulated GPU have no data")
     patches.set(torch.serialization, "location_tag", _unless_emulated(tag, save))
-    for name in ("CUDAGraph", "make_graphed_callables"):
-        refuse = _refusal(f"torch.cuda.{name}", "a trace cannot capture a graph")
-        patches.set(torch.cuda, name, refuse)
+    graph, graphed = (
+        _refusal(f"torch.cuda.{name}", "a trace cannot capture a graph")
+        for name in ("CUDAGraph", "make_graphed_callables")
+    )
+    patches.set(torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__new__": graph}))  # a class: annotations name it
+    patches.set(torch.cuda, "make_graphed_callables", graphed)
     for name in ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_compressed_tensor"):
         refuse = _refusal(f"torch.{name}", "sparse tensors are not emulated")
         patches.set(torch, name, _unless_on_device(getattr(torch, name), refuse))

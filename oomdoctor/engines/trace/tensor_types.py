@@ -74,13 +74,13 @@ def patch_tensor_types(patches: Patches) -> None:
         is_cuda = isinstance(wanted, _CudaType)
         torch.set_default_device("cuda" if is_cuda else None)
         if is_cuda:
+            patches.callback(torch.set_default_device, None)
             torch.set_default_dtype(wanted.dtype)
         else:
             set_default(wanted)
 
     patches.set(torch.Tensor, "type", type_of)
     patches.set(torch, "set_default_tensor_type", set_default_type)
-    patches.callback(torch.set_default_device, None)
 
 
 def _type_named(named: Any) -> Any:  # noqa: ANN401 - a type or its name

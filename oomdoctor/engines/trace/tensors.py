@@ -119,12 +119,13 @@ def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
         if is_lazy(self):  # there is nothing to move before its shape is known
             nothing = move(torch.empty(0, dtype=self.dtype), *args, **kwargs)
             return nothing.as_subclass(UninitializedBuffer) if isinstance(self, UninitializedBuffer) else nothing
-        _refuse_sparse(self)
         if args and isinstance(args[0], str | torch.device | int) and not isinstance(args[0], bool):
             first = torch.device("cuda", args[0]) if isinstance(args[0], int) else args[0]
             args = (emulated_if_cuda(first), *args[1:])
         if "device" in kwargs:
             kwargs["device"] = emulated_if_cuda(kwargs["device"])
+        if self.layout in _SPARSE and EMULATED_DEVICE in (*args[:1], kwargs.get("device")):
+            raise untraceable("torch.Tensor.to", "sparse tensors are not emulated")
         moved: torch.Tensor = to(self, *args, **kwargs)
         return moved
 
@@ -146,11 +147,6 @@ def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
     patches.set(torch.Tensor, "new_tensor", new_tensor)
     for name in ("tensor", "as_tensor", "asarray"):
         patches.set(torch, name, _on_emulated_device(getattr(torch, name)))
-
-
-def _refuse_sparse(tensor: torch.Tensor) -> None:
-    if tensor.layout in _SPARSE:
-        raise untraceable("torch.Tensor.to", "sparse tensors are not emulated")
 
 
 _SPARSE: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

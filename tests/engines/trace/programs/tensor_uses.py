@@ -9,6 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from types import UnionType
 from typing import Any
 
 import torch
@@ -76,6 +77,8 @@ def answers() -> dict[str, Any]:
             here.to(0),
             here.to(there),
         ],
+        "sparse on the host": lambda: torch.eye(3).to_sparse().to(torch.float64).to("cpu").to_dense(),
+        "named in annotations": lambda: isinstance(cuda.CUDAGraph | cuda.FloatTensor | cuda.Event | None, UnionType),
         "moved and cast": lambda: here.to(torch.device("cuda", 0), torch.float16, non_blocking=True, copy=True),
         "unknown": lambda: here.type("torch.cuda.NoTensor"),
         "number by device": lambda: _on_device(lambda: torch.tensor(3.0)),
