@@ -219,28 +219,6 @@ def test_a_trial_keeps_no_plan_of_a_tighter_one(engine: str, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("mebibytes", [600, 900])
-def test_a_tight_trial_after_a_wide_one_is_as_in_a_process_of_its_own(mebibytes: int, tmp_path: Path) -> None:
-    """A workspace that was kept and has no room now is not tried once more than where none was kept."""
-    filters = "torch.nn.Conv2d(64, 32, 3, bias=False)"
-    text = MODEL.replace("torch.nn.Conv2d(512, 512, 3, padding=1, bias=False)", filters)
-    text = text.replace("512, 28, 28)", "64, 130, 130, requires_grad=True)")
-    (tmp_path / "model.py").write_text(text, encoding="utf-8")
-
-    def asked(*limits: int) -> list[tuple[object, ...]]:
-        request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=32)
-        card = choose_engine(engine="null", gpu="t4", device=None, memory_bytes=None, base=os.environ).environment
-        with WorkerTrialSource(request, parse_reference("model.py", directory=tmp_path), card) as source:
-            room = source.load().capacity_bytes
-            trials = [source.run(32, micro_steps=1, allowed_bytes=limit or room) for limit in limits]
-        return [(one.outcome, one.peak_reserved_bytes, one.alloc_retries, one.workspace_retries) for one in trials]
-
-    (alone,) = asked(mebibytes << 20)
-    _, after = asked(0, mebibytes << 20)
-    assert after == alone
-
-
-@pytest.mark.usefixtures("forked_workers")
 def test_a_retry_beside_a_normalization_is_none_for_a_workspace(tmp_path: Path) -> None:
     """Batch normalization asks cuDNN for its reserve as well; what is allocated after that is no workspace."""
     target = "torchvision:mobilenet_v3_small"

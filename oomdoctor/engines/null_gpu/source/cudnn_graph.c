@@ -164,13 +164,8 @@ static _Thread_local bool has_read_error;             // since it has built
 static _Thread_local uint64_t asked_first;            // the graph in question, with the mode that PyTorch tries first
 
 // PyTorch keeps plans for each thread by itself: a checkpointed forward that runs again in the backward asks anew.
-typedef struct {
-    uint64_t graph;
-    unsigned trial;  // in which the plan was built
-} kept_plan;
-
-static _Thread_local kept_plan *kept;
-static _Thread_local size_t kept_count, kept_room;
+static _Thread_local uint64_t *executed;  // graphs of plans that PyTorch keeps
+static _Thread_local size_t executed_count, executed_room;
 
 SERVED uint64_t oomdoctor_null_workspaces_given_up(void) { return atomic_load(&given_up); }
 
@@ -180,7 +175,7 @@ static void give_up(bool did) {
 }
 
 // PyTorch keeps plans as long as a thread lives. One that had to do in an earlier trial may not be what a process of its own
-// would choose in this one, and one for which there is no room now is tried where such a process would not try it.
+// would choose in this one.
 
 enum { LOADING = 1 };  // before the first trial: a process of its own has these plans, too
 
@@ -204,8 +199,8 @@ SERVED void oomdoctor_null_begin_trial(void) {
 
 SERVED uint64_t oomdoctor_null_has_makeshift_plans(void) { return atomic_load(&has_makeshift); }
 
-static void note_old(unsigned built_in) {
-    if (built_in != LOADING && built_in != atomic_load(&trial))
+static void note_plan(const descriptor *plan) {
+    if (plan->is_makeshift && plan->trial != LOADING && plan->trial != atomic_load(&trial))
         atomic_store(&has_makeshift, true);
 }
 
@@ -252,27 +247,24 @@ SERVED int cudnnSetStream(handle h, handle stream) {
 
 void null_cudnn_is_described(void) { set_state(has_built, false); }
 
-static kept_plan *kept_for(uint64_t graph) {
-    for (size_t i = 0; i < kept_count; i++)
-        if (kept[i].graph == graph)
-            return &kept[i];
-    return NULL;
+static bool was_executed(uint64_t graph) {
+    for (size_t i = 0; i < executed_count; i++)
+        if (executed[i] == graph)
+            return true;
+    return false;
 }
 
-static void note_execution(uint64_t graph, unsigned built_in) {
-    if (kept_count == kept_room) {
-        size_t room = 2 * kept_room + 64;
-        kept_plan *moved = realloc(kept, room * sizeof *moved);
+static void note_execution(uint64_t graph) {
+    if (executed_count == executed_room) {
+        size_t room = 2 * executed_room + 64;
+        uint64_t *moved = realloc(executed, room * sizeof *moved);
         if (moved) {
-            kept = moved;
-            kept_room = room;
+            executed = moved;
+            executed_room = room;
         }
     }
-    kept_plan *known = kept_for(graph);
-    if (known)
-        known->trial = built_in;
-    else if (kept_count < kept_room)
-        kept[kept_count++] = (kept_plan){graph, built_in};
+    if (executed_count < executed_room && !was_executed(graph))
+        executed[executed_count++] = graph;
 }
 
 static uint64_t hash(const char *text) {
@@ -289,13 +281,10 @@ static void note_question(const char *text) {
     set_state(false, false);
     if (is_instant(text)) {
         asked_first = hash(text);
-        kept_plan *without_room = kept_for(asked_first);
-        if (without_room)
-            note_old(without_room->trial);
-        gave_up |= without_room != NULL;
-        has_given_up = false;
+        gave_up |= was_executed(asked_first);  // there is no room for the plan that is kept
     }
     give_up(gave_up);
+    has_given_up &= !is_instant(text);
 }
 
 static int build_plan(descriptor *plan) {
@@ -307,11 +296,10 @@ static int build_plan(descriptor *plan) {
 }
 
 SERVED int cudnnBackendExecute(handle h, const descriptor *plan, handle pack) {
-    if (plan->is_makeshift)
-        note_old(plan->trial);
+    note_plan(plan);
     note_workspace((uint64_t)plan->configuration.workspace_bytes);
     if (has_built)
-        note_execution(asked_first, plan->trial);
+        note_execution(asked_first);
     set_state(false, false);
     return OK;
 }
