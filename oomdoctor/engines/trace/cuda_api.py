@@ -57,8 +57,8 @@ def _python_answers(device: EmulatedDevice) -> dict[str, Any]:
         "_lazy_call": lambda function, **_: function(),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": lambda device: _choose_device(device) and None,
-        "_exchange_device": _choose_device,
+        "set_device": _set_device,
+        "_exchange_device": _exchange_device,
         "_maybe_exchange_device": lambda _: 0,
         "get_device_properties": lambda _=None: _card_answer(device, "get_device_properties", _properties),
         "get_device_name": lambda _=None: _card_answer(device, "get_device_name", lambda card: card.name),
@@ -85,7 +85,11 @@ def _python_answers(device: EmulatedDevice) -> dict[str, Any]:
     }
 
 
-def _choose_device(device: Any) -> int:  # noqa: ANN401 - a number, a name or a device
+def _set_device(device: Any) -> None:  # noqa: ANN401 - a number, a name or a device
+    _exchange_device(device)
+
+
+def _exchange_device(device: Any) -> int:  # noqa: ANN401 - a number, a name or a device
     """Return the device of before, which is the only one.
 
     Raises:

@@ -25,7 +25,7 @@ from oomdoctor.engines.trace.operators import autograd_overrides
 from oomdoctor.engines.trace.plans import Kernels
 from oomdoctor.engines.trace.refusals import refuse_compiled, refuse_unsupported
 from oomdoctor.engines.trace.storages import patch_storages
-from oomdoctor.engines.trace.tensor_types import as_on_cuda, patch_tensor_types
+from oomdoctor.engines.trace.tensor_types import errors_as_on_cuda, patch_tensor_types
 from oomdoctor.engines.trace.tensors import Patches, patch_forward_mode, patch_pinning, patch_tensors
 from oomdoctor.engines.trace.torch_internals import (
     AUTOGRAD_KEY,
@@ -57,13 +57,7 @@ def patch_engine(patches: Patches) -> None:
     thread = ThreadPoolExecutor(1, "oomdoctor-engine")
     patches.callback(thread.shutdown)
 
-    def run_as_on_cuda(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        try:
-            return choose(*args, **kwargs)
-        except RuntimeError as error:
-            error.args = tuple(as_on_cuda(part) if isinstance(part, str) else part for part in error.args)
-            raise
-
+    @errors_as_on_cuda()
     def choose(outputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if not (len(args) > _CREATES_GRAPH and args[_CREATES_GRAPH]) or in_backward() or has_modes():
             return run(outputs, *args, **kwargs)
@@ -78,7 +72,7 @@ def patch_engine(patches: Patches) -> None:
             return run(*args, **kwargs)
 
     for owner in (module, torch.autograd):
-        patches.set(owner, "_engine_run_backward", run_as_on_cuda)
+        patches.set(owner, "_engine_run_backward", choose)
 
 
 _FACTORIES: Final = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")

@@ -23,7 +23,7 @@ from oomdoctor.engines.trace.op_trace import OperatorCall
 from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
 from oomdoctor.engines.trace.refusals import check_same_device, host_error, mismatch_error, untraceable
 from oomdoctor.engines.trace.refused_types import check_alike, check_types
-from oomdoctor.engines.trace.tensor_types import as_on_cuda
+from oomdoctor.engines.trace.tensor_types import errors_as_on_cuda
 from oomdoctor.engines.trace.torch_internals import HOST_KEYS, below_autograd, check_ordinal, strided_view
 from oomdoctor.engines.trace.view_gradients import ChangedViews
 
@@ -296,11 +296,8 @@ class Kernels:
 
         def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes
             self._values.check(operator, args)
-            try:
+            with errors_as_on_cuda():
                 return operator.redispatch(HOST_KEYS, *args, **kwargs)
-            except RuntimeError as error:
-                error.args = tuple(as_on_cuda(str(part)) for part in error.args)
-                raise
 
         return run
 

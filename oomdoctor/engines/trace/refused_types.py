@@ -141,6 +141,11 @@ _CLASSES: Final = {
 
 
 @cache
+def _classes_of(operator: Any) -> _Classes | None:  # noqa: ANN401 - an operator
+    return _CLASSES.get(operator.name())
+
+
+@cache
 def _pairs_of(operator: Any) -> _Pairs | None:  # noqa: ANN401 - an operator
     name = operator.name().partition(".")[0].removeprefix("aten::")
     if name.startswith("_scaled_dot_product"):
@@ -156,7 +161,7 @@ def check_alike(operator: Any, args: Sequence[Any]) -> None:  # noqa: ANN401 - a
     Raises:
         RuntimeError: As PyTorch has it.
     """
-    if (classes := _CLASSES.get(operator.name())) is not None and args[1].dtype not in classes.types:
+    if (classes := _classes_of(operator)) is not None and args[1].dtype not in classes.types:
         raise RuntimeError(classes.says.format(_called(args[1].dtype)))
     pairs = _pairs_of(operator)
     if pairs is None:

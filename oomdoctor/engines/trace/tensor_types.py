@@ -6,6 +6,7 @@ C++ has such types for CUDA only where it was built with CUDA, and makes their t
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,6 +14,8 @@ import torch
 from oomdoctor.engines.trace.torch_internals import tensor_base
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oomdoctor.engines.trace.tensors import Patches
 
 _DTYPES: Final = {
@@ -23,8 +26,17 @@ _DTYPES: Final = {
 _NAME_IN_ERRORS: Final = re.compile(r"\bXLA(\w+)Type\b")
 
 
-def as_on_cuda(text: str) -> str:
-    """Return a text of PyTorch's, such as an error's, with types of the emulated device as those of CUDA."""
+@contextmanager
+def errors_as_on_cuda() -> Iterator[None]:
+    """Let an error of PyTorch's name the types of the emulated device as those of CUDA."""
+    try:
+        yield
+    except RuntimeError as error:
+        error.args = tuple(_as_on_cuda(part) if isinstance(part, str) else part for part in error.args)
+        raise
+
+
+def _as_on_cuda(text: str) -> str:
     return _NAME_IN_ERRORS.sub(r"torch.cuda.\1Tensor", text).replace("torch.xla.", "torch.cuda.")
 
 
@@ -63,7 +75,7 @@ def patch_tensor_types(patches: Patches) -> None:
 
     def type_of(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as PyTorch
         if dtype is None:
-            return as_on_cuda(convert(tensor))
+            return _as_on_cuda(convert(tensor))
         wanted = _type_named(dtype)
         if isinstance(wanted, _CudaType):
             return tensor.to("cuda", wanted.dtype, *args, **kwargs)

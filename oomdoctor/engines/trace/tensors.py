@@ -145,10 +145,11 @@ def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
     patches.set(torch.Tensor, "to", move)
     patches.set(torch.Tensor, "cuda", cuda)
     patches.set(torch.Tensor, "new_tensor", new_tensor)
-    for name in ("tensor", "as_tensor", "asarray"):
+    for name in _MAKE_OF_DATA:
         patches.set(torch, name, _on_emulated_device(getattr(torch, name)))
 
 
+_MAKE_OF_DATA: Final = ("tensor", "as_tensor", "asarray")
 _SPARSE: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -241,7 +242,7 @@ def patch_forward_mode(patches: Patches) -> None:
     They are compiled from their source, with the functions that they name; the compiler cannot read what replaces them.
     It goes before all other patches.
     """
-    own = {name: getattr(torch, name) for name in (*_FACTORY_FUNCTIONS, "as_tensor", "asarray")}
+    own = {name: getattr(torch, name) for name in {*_FACTORY_FUNCTIONS, *_MAKE_OF_DATA}}
     enter: Any = forward_ad.enter_dual_level
 
     def load_and_enter() -> Any:  # noqa: ANN401 - the level
