@@ -57,12 +57,12 @@ def patch_engine(patches: Patches) -> None:
     thread = ThreadPoolExecutor(1, "oomdoctor-engine")
     patches.callback(thread.shutdown)
 
-    @errors_as_on_cuda()
     def choose(outputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if not (len(args) > _CREATES_GRAPH and args[_CREATES_GRAPH]) or in_backward() or has_modes():
-            return run(outputs, *args, **kwargs)
-        autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        return thread.submit(run_on_thread, autocast, outputs, *args, **kwargs).result()
+        with errors_as_on_cuda():  # a decorator would leave a frame of `contextlib` among the program's
+            if not (len(args) > _CREATES_GRAPH and args[_CREATES_GRAPH]) or in_backward() or has_modes():
+                return run(outputs, *args, **kwargs)
+            autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+            return thread.submit(run_on_thread, autocast, outputs, *args, **kwargs).result()
 
     def run_on_thread(autocast: tuple[bool, torch.dtype], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         # the engine passes to its thread whether autocast is on, and its type
