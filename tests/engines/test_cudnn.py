@@ -219,6 +219,26 @@ def test_a_trial_keeps_no_plan_of_a_tighter_one(engine: str, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize(("before", "mebibytes"), [(700, 800), (900, 800), (1100, 1000), (1300, 1200)])
+def test_a_trial_after_another_is_as_in_a_process_of_its_own(before: int, mebibytes: int, tmp_path: Path) -> None:
+    """Plans that PyTorch asked for anew, since its first had no room, are not those of a trial with other memory."""
+    filters = "torch.nn.Conv2d(64, 32, 3, bias=False)"
+    text = MODEL.replace("torch.nn.Conv2d(512, 512, 3, padding=1, bias=False)", filters)
+    text = text.replace("512, 28, 28)", "64, 130, 130, requires_grad=True)")
+    (tmp_path / "model.py").write_text(text, encoding="utf-8")
+
+    def asked(*limits: int) -> tuple[object, ...]:
+        request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=32)
+        card = choose_engine(engine="null", gpu="t4", device=None, memory_bytes=None, base=os.environ).environment
+        with WorkerTrialSource(request, parse_reference("model.py", directory=tmp_path), card) as source:
+            source.load()
+            trials = [source.run(32, micro_steps=1, allowed_bytes=limit << 20) for limit in limits]
+        return trials[-1].outcome, trials[-1].peak_reserved_bytes, trials[-1].alloc_retries
+
+    assert asked(before, mebibytes) == asked(mebibytes)
+
+
+@pytest.mark.usefixtures("forked_workers")
 def test_a_retry_beside_a_normalization_is_none_for_a_workspace(tmp_path: Path) -> None:
     """Batch normalization asks cuDNN for its reserve as well; what is allocated after that is no workspace."""
     target = "torchvision:mobilenet_v3_small"

@@ -41,12 +41,13 @@ def training_step(model, batch):
     return model(batch).square().mean()
 """
 MODELS = MODELS.replace("nn.LazyLinear(1)", "nn.Linear(3 * 64 * 64, 1)")
+# Convolutions without workspaces: plans that one trial chose for want of room take another worker in the next.
 LAYERS = """
 from torch import nn
 
 
 def block(width):
-    return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.GELU(), nn.Conv2d(width, 3, 3, padding=1))
+    return nn.Sequential(nn.Conv2d(3, width, 1), nn.GELU(), nn.Conv2d(width, 3, 1))
 """
 KEEPS = {
     "nothing": "pass",
@@ -98,7 +99,7 @@ def alone(pool: WorkerPool) -> Iterator[_Counted]:
 
 def _ask(sizer: Sizer, folder: Path, call: str, **more: Any) -> ProbeResult:
     """Ask about a model of the file in a folder."""
-    options = {"capacity": "192MiB", **more}
+    options = {"capacity": "144MiB", **more}
     question = build_question(f"model.py:build_model({call})", {}, 64, options.pop("gpu", "t4"), options)  # type: ignore[arg-type]
     result = sizer.ask(replace(question, directory=folder)).result
     return replace(result, trials=tuple(replace(trial, seconds=0.0) for trial in result.trials))
@@ -112,7 +113,7 @@ def _write(folder: Path, kept: str = "pass") -> None:
 def test_models_share_a_worker(sizer: _Counted, alone: _Counted, tmp_path: Path) -> None:
     """Five models of a file on one card take one worker, also where none fits or the optimizer is another."""
     _write(tmp_path)
-    asked = [("width=32", {"optimizer": "SGD"}), ("width=96", {}), ("width=9000", {}), ("width=64", {})]
+    asked = [("width=40", {"optimizer": "SGD"}), ("width=96", {}), ("width=9000", {}), ("width=64", {})]
     asked += [("width=64", {"precision": "bf16"})]
     found = [_ask(sizer, tmp_path, call, **more) for call, more in asked]
     assert sizer.started == 1

@@ -282,9 +282,9 @@ static void note_question(const char *text) {
     if (is_instant(text)) {
         asked_first = hash(text);
         gave_up |= was_executed(asked_first);  // there is no room for the plan that is kept
+        has_given_up = false;  // unless this is the same graph again, for which no plan had room
     }
     give_up(gave_up);
-    has_given_up &= !is_instant(text);
 }
 
 static int build_plan(descriptor *plan) {
