@@ -98,6 +98,11 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[sig
                 f"command not found: `{command[0]}`",
                 hint="the command comes after `--`, for example `oomdoctor run -- python train.py`",
             ) from error
+        if Path(command[0]).is_dir():
+            raise CommandNotExecutableError(
+                f"`{command[0]}` is a folder",
+                hint=f"name the program in it, for example `oomdoctor run -- python {command[0].rstrip('/')}/train.py`",
+            ) from error
         raise CommandNotExecutableError(
             f"`{command[0]}` cannot be run: {error.strerror}",
             hint=f"a script is run by its interpreter, for example `oomdoctor run -- python {command[0]}`",

@@ -90,6 +90,11 @@ class Target:
     parallelize: Callable[[torch.nn.Module, DeviceMesh], object] | None = None
     evaluation_step: Callable[[torch.nn.Module, Any], object] | None = None
 
+    def at(self, role: Role) -> str:
+        """Return where a function of the file is, such as ` at model.py:12`; empty where that is not known."""
+        located = [found.location for found in self.found if found.role == role and found.location]
+        return f" at {located[0]}" if located else ""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the error, or what caused it, is PyTorch's own OutOfMemoryError."""
@@ -117,13 +122,14 @@ def build(target: Target, *, passes: Passes = is_out_of_memory, on_meta: bool = 
     model = call_user(target, target.build_model, call=target.reference.call, passes=passes)
     if not isinstance(model, torch.nn.Module):
         raise TargetError(
-            f"`{target.reference.call}` returned {described(model)}, not a `torch.nn.Module`",
+            f"`{target.reference.call}`{target.at('build_model')} returned {described(model)}, not a `torch.nn.Module`",
             hint=_hint_for_model(model),
         )
     if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         raise TargetError(
             "the model has lazy modules whose parameters do not exist yet",
-            hint="run one batch through it at the end of `build_model`, for example `model(make_batch(2))`",
+            hint="run one batch through it at the end of `build_model`, as `training_step` does, for example "
+            "`model(make_batch(2))` where the model takes the whole batch",
         )
     if not on_meta and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise TargetError(
@@ -160,43 +166,49 @@ def make_one_batch(target: Target, batch_size: int, *, seed: int = 0, passes: Pa
     seed_host(seed)
     batch = call_user(target, partial(target.make_batch, **target.sizes), batch_size, call=call, passes=passes)
     if batch is None:
-        raise TargetError(f"`{call}` returned None", hint="end `make_batch` with a `return` of the batch")
+        raise TargetError(
+            f"`{call}`{target.at('make_batch')} returned None", hint="end `make_batch` with a `return` of the batch"
+        )
     return batch
 
 
-def take_loss(output: object) -> torch.Tensor:
-    """Return the loss in what `training_step` returned: a tensor, its `.loss` or its `["loss"]`.
+def take_loss(target: Target, output: object) -> torch.Tensor:
+    """Return the loss in what the file's `training_step` returned: a tensor, its `.loss` or its `["loss"]`.
 
     Raises:
         TargetError: There is none, or `backward()` would not work on it.
     """
     loss: Any = loss_in(output)
-    check_loss(output if loss is None else loss)
+    check_loss(output if loss is None else loss, target.at("training_step"))
     return cast("torch.Tensor", loss)
 
 
-def check_loss(loss: object) -> None:
+def check_loss(loss: object, at: str = "") -> None:
     """See that `loss.backward()` will work.
+
+    Args:
+        loss: What was returned.
+        at: Where the function is, as an error says it.
 
     Raises:
         TargetError: It is not a floating-point scalar tensor that is attached to the graph.
     """
     if not isinstance(loss, torch.Tensor):
         hint = _HINT_FOR_NO_LOSS if loss is None else _HINT_FOR_NO_TENSOR
-        raise TargetError(f"`training_step` returned {described(loss)}, not a tensor", hint=hint)
+        raise TargetError(f"`training_step`{at} returned {described(loss)}, not a tensor", hint=hint)
     if loss.dim() != 0:
         raise TargetError(
-            f"`training_step` returned {described(loss)}, not a scalar",
+            f"`training_step`{at} returned {described(loss)}, not a scalar",
             hint="reduce the loss over the batch, for example with `loss.mean()`",
         )
     if not loss.is_floating_point():
         raise TargetError(
-            f"`training_step` returned a loss of type `{loss.dtype}`, which has no gradient",
+            f"`training_step`{at} returned a loss of type `{loss.dtype}`, which has no gradient",
             hint="return the loss that is trained on, not a count or an accuracy",
         )
     if not loss.requires_grad:
         raise TargetError(
-            "`training_step` returned a loss that is not attached to the graph: there is no gradient to compute",
+            f"`training_step`{at} returned a loss that is not attached to the graph: there is no gradient to compute",
             hint="look for `torch.no_grad()`, `.detach()`, `.item()` or `torch.tensor(loss)` on the way to the loss, "
             "or for a model whose parameters are all frozen",
         )

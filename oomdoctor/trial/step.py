@@ -116,4 +116,4 @@ def loss_of(setup: TrialSetup, batch: object) -> torch.Tensor:
     """Return the loss of a batch that is on the device."""
     with setup.changes.forward(), autocast(setup.variant):
         output = setup.target.training_step(setup.model, batch)
-    return take_loss(output)
+    return take_loss(setup.target, output)

@@ -125,7 +125,7 @@ def _step(target: Target, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         raised = _failure(target, error)
     else:
-        loss = take_loss(output)
+        loss = take_loss(target, output)
         if not bool(torch.isfinite(loss)):
             raise TargetError(
                 "the loss is not finite, so that gradients cannot be compared",

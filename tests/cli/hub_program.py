@@ -65,7 +65,7 @@ def answer(text: str) -> dict[str, object]:
         generated = generate(reference)
         target = with_sizes(load_target(reference), {"sequence_length": int(length)} if length else {})
         model, batch = build(target), make_one_batch(target, 2)
-        loss = take_loss(target.training_step(model, batch))
+        loss = take_loss(target, target.training_step(model, batch))
         loss.backward()
     except OomdoctorError as error:
         return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}

@@ -56,12 +56,17 @@ def test_the_exit_code_is_the_commands(oomdoctor: Run, tmp_path: Path, script: s
 def test_what_is_not_there_is_answered_as_a_shell_does(oomdoctor: Run, tmp_path: Path) -> None:
     """A command that does not exist is 127, one that cannot be run 126, and none at all a usage error."""
     (tmp_path / "plain.txt").write_text("no program\n")
-    missing, unfit, none = (oomdoctor("run", *rest) for rest in (["--", "no-such-command"], ["./plain.txt"], []))
+    (tmp_path / "folder").mkdir()
+    asked = (["--", "no-such-command"], ["./plain.txt"], ["./folder/"], [])
+    missing, unfit, folder, none = (oomdoctor("run", *rest) for rest in asked)
 
     assert missing.returncode == 127
     assert missing.stderr.startswith("error: command not found: `no-such-command`\n\nhint: ")
     assert unfit.returncode == 126
     assert unfit.stderr.startswith("error: `./plain.txt` cannot be run: Permission denied\n\nhint: ")
+    assert folder.returncode == 126
+    assert folder.stderr.startswith("error: `./folder/` is a folder\n\nhint: name the program in it")
+    assert "python ./folder/train.py" in folder.stderr
     assert none.returncode == 2
     assert "oomdoctor run -- python train.py" in none.stderr
 

@@ -56,7 +56,7 @@ def test_the_model_is_built_with_the_references_arguments(load: Load) -> None:
 @pytest.mark.parametrize(
     ("body", "message", "hint"),
     [
-        ("pass", "`build_model()` returned None, not a `torch.nn.Module`", "`return model`"),
+        ("pass", "`build_model()` at model.py:2 returned None, not a `torch.nn.Module`", "`return model`"),
         ("return torch.nn.Linear", "returned the class `Linear`", "`return Linear(...)`"),
         ("return torch.nn.Linear(1, 1), 3", "returned a tuple of 2", "return the model alone"),
         ("return torch.zeros(2, 3)", "returned a tensor of shape [2, 3]", "build the model"),
@@ -118,7 +118,7 @@ def test_a_batch_that_cannot_be_made_names_the_size(load: Load) -> None:
 
 def test_a_batch_of_nothing_is_refused(load: Load) -> None:
     """A forgotten `return` is named."""
-    with _refused("`make_batch(2)` returned None", "`return`"):
+    with _refused("`make_batch(2)` at model.py:3 returned None", "`return`"):
         make_one_batch(_batching(load, "torch.zeros(batch_size)"), 2)
 
 
