@@ -26,7 +26,13 @@ from oomdoctor.engines.trace.plans import Kernels
 from oomdoctor.engines.trace.refusals import refuse_compiled, refuse_unsupported
 from oomdoctor.engines.trace.storages import patch_storages
 from oomdoctor.engines.trace.tensor_types import errors_as_on_cuda, patch_tensor_types
-from oomdoctor.engines.trace.tensors import Patches, patch_forward_mode, patch_pinning, patch_tensors
+from oomdoctor.engines.trace.tensors import (
+    Patches,
+    patch_forward_mode,
+    patch_pinning,
+    patch_tensors,
+    patch_transforms,
+)
 from oomdoctor.engines.trace.torch_internals import (
     AUTOGRAD_KEY,
     BACKEND_KEY,
@@ -75,7 +81,7 @@ def patch_engine(patches: Patches) -> None:
         patches.set(owner, "_engine_run_backward", choose)
 
 
-_FACTORIES: Final = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
+_FACTORIES: Final = ("empty.memory_format", "empty_strided", "_efficientzerotensor", "tril_indices", "triu_indices")
 """Operators that make tensors from no other tensor, on a given device."""
 _OWN_KERNELS: Final = (
     "native_layer_norm", "native_group_norm", "convolution", "convolution_backward", "addr", "_chunk_cat",
@@ -111,6 +117,7 @@ def emulated_cuda(card: Card, settings: AllocatorSettings | None = None) -> Iter
     with ExitStack() as stack:
         patches = Patches(stack)
         patch_forward_mode(patches)
+        patch_transforms(patches)
         _register(patches, device)
         patch_tensors(patches, device)
         patch_tensor_types(patches)

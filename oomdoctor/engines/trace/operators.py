@@ -31,7 +31,13 @@ from oomdoctor.engines.trace.kernels import (
 from oomdoctor.engines.trace.layouts import adds_in_place, meta_like, plain_name, resize
 from oomdoctor.engines.trace.op_trace import NO_TEMPORARIES
 from oomdoctor.engines.trace.refusals import sparse_refusals, untraceable
-from oomdoctor.engines.trace.torch_internals import HOST_VIEWS, check_ordinal, operator_named, run_host_view
+from oomdoctor.engines.trace.torch_internals import (
+    HOST_VIEWS,
+    check_ordinal,
+    operator_named,
+    run_host_view,
+    zero_tensor,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,6 +87,7 @@ def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
     named: KernelsByName = {
         "empty.memory_format": partial(_empty, device),
         "empty_strided": partial(_empty_strided, device),
+        "_efficientzerotensor": _zero_tensor,
         "resize_": partial(_resize, device),
         "_copy_from": partial(_copy, device),
         "_to_copy": partial(_to_copy, device),
@@ -151,6 +158,13 @@ def _empty_strided(
 ) -> torch.Tensor:
     check_ordinal(device)
     return ours.tensor(size, stride, dtype or torch.get_default_dtype())
+
+
+def _zero_tensor(
+    size: Sequence[int], dtype: torch.dtype | None = None, *_: object, device: torch.device | None = None, **__: object
+) -> torch.Tensor:
+    check_ordinal(device)
+    return zero_tensor(size, dtype or torch.get_default_dtype())
 
 
 def _resize(

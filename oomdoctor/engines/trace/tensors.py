@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -17,16 +17,18 @@ from oomdoctor.engines.trace.known_values import host_values
 from oomdoctor.engines.trace.refusals import untraceable
 from oomdoctor.engines.trace.torch_internals import (
     EMULATED_DEVICE,
+    autocast_of_wrappers,
     cache_device_constructors,
     check_ordinal,
     default_device,
     no_function_modes,
     swap_implementations,
     tensor_base,
+    transforms,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import ExitStack
 
     from oomdoctor.engines.trace.device import EmulatedDevice
@@ -256,6 +258,22 @@ def patch_forward_mode(patches: Patches) -> None:
         return enter()
 
     patches.set(forward_ad, "enter_dual_level", load_and_enter)
+
+
+def patch_transforms(patches: Patches) -> None:
+    """Patch the transforms of `torch.func` to know CUDA's autocast."""
+    for module, name in transforms():
+        patches.set(module, name, _with_autocast(getattr(module, name)))
+
+
+def _with_autocast(nest: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(nest)
+    @contextmanager
+    def nested(*args: Any, **kwargs: Any) -> Iterator[Any]:  # noqa: ANN401
+        with autocast_of_wrappers(), nest(*args, **kwargs) as level:
+            yield level
+
+    return nested
 
 
 def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

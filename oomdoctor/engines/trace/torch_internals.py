@@ -8,6 +8,7 @@ so. Only the trace engine imports this file, and only when a step is traced.
 | `c10::impl::device_guard_impl_registry` | autograd asks the guard of a tensor's device for a stream | 1.1 |
 | `torch._C._DisableTorchDispatch`, `Tensor._make_wrapper_subclass` | tensors of a device without memory | 1.11 |
 | `torch._C._AutoDispatchBelowAutograd` | kernels run below autograd | 1.12 |
+| `torch._C._IncludeDispatchKeyGuard`, `torch._functorch` | autocast of what `torch.func` wraps | 2.1 |
 | `torch._C._dispatch_get_all_op_names` | the `_foreach` operators | 1.13 |
 | `torch._C._swap_tensor_impl` | moved modules keep their parameters | 2.3 |
 | `torch._C._current_graph_task_id` | whether a backward runs | 2.1 |
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch._functorch import eager_transforms, vmap
 from torch.utils import _device
 
 from oomdoctor.errors import NoAnswerError
@@ -47,6 +49,7 @@ AUTOGRAD_KEY: Final = "AutogradXLA"
 _REQUIRED_NAMES: Final = (
     "_AutoDispatchBelowAutograd",
     "_DisableTorchDispatch",
+    "_IncludeDispatchKeyGuard",
     "_current_graph_task_id",
     "_dispatch_get_all_op_names",
     "_swap_tensor_impl",
@@ -110,15 +113,45 @@ _no_dispatch = _C._DisableTorchDispatch  # noqa: SLF001
 _wrapper: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
 
 
-def bare_tensor(size: Any, stride: Any, offset: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - shapes
+def bare_tensor(
+    size: Any,  # noqa: ANN401 - shapes
+    stride: Any,  # noqa: ANN401
+    offset: int,
+    dtype: torch.dtype,
+    keys: Any = _AUTOCAST,  # noqa: ANN401 - a set of C++
+) -> torch.Tensor:
     """Return a plain tensor on the emulated device, whose storage has a size and no memory."""
     with _no_dispatch():
         mould = _wrapper(
             _BareTensor, size, strides=stride, storage_offset=offset, dtype=dtype, device=EMULATED_DEVICE,
-            _extra_dispatch_keys=_AUTOCAST,
+            _extra_dispatch_keys=keys,
         )  # fmt: skip
         plain: torch.Tensor = mould.data
         return plain
+
+
+def zero_tensor(size: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - a shape
+    """Return zeros that never take memory, such as the derivative of what nothing is derived by."""
+    stride = torch.empty(size, device="meta").stride()
+    return bare_tensor(size, stride, 0, dtype, _AUTOCAST | _C.DispatchKeySet(_C.DispatchKey.ZeroTensor))
+
+
+def autocast_of_wrappers() -> Any:  # noqa: ANN401 - a context manager of C++
+    """Return a context manager in which CUDA's autocast also takes what `torch.func` wraps tensors in.
+
+    Wrappers have the keys of their backend alone, and so the autocast of XLA. Where autocast is off, or runs already,
+    its key stays excluded.
+    """
+    return _C._IncludeDispatchKeyGuard(_C.DispatchKey.AutocastCUDA)  # noqa: SLF001
+
+
+def transforms() -> tuple[tuple[Any, str], ...]:
+    """Return the modules of `torch.func`, each with the name of a context manager in which it wraps tensors."""
+    return (
+        (eager_transforms, "grad_increment_nesting"),
+        (eager_transforms, "jvp_increment_nesting"),
+        (vmap, "vmap_increment_nesting"),
+    )
 
 
 HOST_KEYS: Final = _C.DispatchKeySet(_C.DispatchKey.CPU)

@@ -16,6 +16,7 @@ from itertools import groupby
 import torch
 from operator_cases import (
     decompositions,
+    derivatives,
     layers,
     losses,
     numbers,
@@ -30,6 +31,7 @@ from operator_cases.making import Case
 
 KINDS = {
     "decompositions": decompositions.CASES,
+    "derivatives": derivatives.CASES,
     "layers": layers.CASES,
     "losses": losses.CASES,
     "pictures": pictures.CASES,
