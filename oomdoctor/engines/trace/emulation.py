@@ -47,7 +47,7 @@ from oomdoctor.engines.trace.torch_internals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from oomdoctor.engines.catalogue import Card
 
@@ -59,7 +59,7 @@ _CREATES_GRAPH: Final = 2
 def patch_engine(patches: Patches) -> None:
     """Patch autograd's engine: a thread of its own for `create_graph=True`, and the types of CUDA in errors."""
     module = engine_module()
-    run = module._engine_run_backward  # noqa: SLF001 - see `torch_internals`
+    run = _leaving_nothing(module._engine_run_backward)  # noqa: SLF001 - see `torch_internals`
     thread = ThreadPoolExecutor(1, "oomdoctor-engine")
     patches.callback(thread.shutdown)
 
@@ -79,6 +79,23 @@ def patch_engine(patches: Patches) -> None:
 
     for owner in (module, torch.autograd):
         patches.set(owner, "_engine_run_backward", choose)
+
+
+def _leaving_nothing(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a backward that fails give back what waits in its queue, as the thread of a GPU does.
+
+    The queue of a calling thread is cleared where its next backward begins.
+    """
+
+    def run_or_clear(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - those of the engine
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            if not in_backward():
+                torch.autograd.backward(torch.zeros((), device="cpu", requires_grad=True))
+            raise
+
+    return run_or_clear
 
 
 _FACTORIES: Final = ("empty.memory_format", "empty_strided", "_efficientzerotensor", "tril_indices", "triu_indices")

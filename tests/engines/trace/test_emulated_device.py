@@ -70,6 +70,12 @@ def test_runs_out_of_memory_as_the_allocator_does(answers: dict[str, Any]) -> No
 
 
 @each_python
+def test_a_backward_that_runs_out_leaves_nothing(answers: dict[str, Any]) -> None:
+    """What waited for the rest of a backward is given back, on the calling thread and on the engine's own."""
+    assert answers["failed_backward"] == [0, 0]
+
+
+@each_python
 @pytest.mark.parametrize(
     ("case", "operator"),
     [

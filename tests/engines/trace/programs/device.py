@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import weakref
@@ -95,6 +96,20 @@ def run_out() -> dict[str, Any]:
     }
 
 
+def failed_backward(*, create_graph: bool) -> int:
+    """Bytes that are left where memory ran out in a backward and nothing of it is held."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    x = torch.zeros(GIB // 64, device="cuda", requires_grad=True)
+    y = sum(torch.sin(x * number).sum() + torch.cos(x).exp().sum() for number in range(3))
+    rest = torch.empty(torch.cuda.mem_get_info()[0] - GIB // 10, dtype=torch.uint8, device="cuda")
+    with contextlib.suppress(torch.OutOfMemoryError):
+        torch.autograd.grad(y, x, create_graph=create_graph)
+        return -1
+    del x, y, rest
+    return torch.cuda.memory_allocated() - before
+
+
 def refused() -> dict[str, Any]:
     """What is said of what cannot be traced."""
     torch.library.define("oomdoctor_test::unknown", "(Tensor x) -> Tensor")
@@ -172,5 +187,6 @@ def answers() -> dict[str, Any]:
         found |= {"light": light(), "seen": seen(), "moved": moved(), "held": moved_while_held()}
         found["run_out"] = run_out()
     with emulated_cuda(find_card("h100-sxm-80gb")):
+        found["failed_backward"] = [failed_backward(create_graph=graph) for graph in (False, True)]
         found["refused"] = refused()
     return {**found, "missing": missing(), "left": left()}
