@@ -51,11 +51,20 @@ def model_too_large(situation: Situation) -> Cause | None:
         truncated = situation.snapshot is not None and situation.snapshot.truncated
         confidence = Confidence.POSSIBLE if truncated and not situation.case.has_reports else Confidence.LIKELY
         return Cause(CauseId.MODEL_TOO_LARGE, confidence, mostly(situation, Category.WEIGHTS))
-    if situation.phase is None and situation.snapshot is None and _filled_tightly(situation):
+    if (
+        situation.phase is None
+        and situation.snapshot is None
+        and not _has_trained(situation)
+        and _filled_tightly(situation)
+    ):
         others = held_by_process(situation)
         text = f"The device is full and hardly any reserved memory is unused, as when weights fill it{others}"
         return Cause(CauseId.MODEL_TOO_LARGE, Confidence.POSSIBLE, text)
     return None
+
+
+def _has_trained(situation: Situation) -> bool:
+    return bool(situation.case.steps_done or situation.facts.step)
 
 
 def optimizer_state(situation: Situation) -> Cause | None:

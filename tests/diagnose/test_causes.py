@@ -139,6 +139,8 @@ def test_full_card_without_a_traceback_stays_open() -> None:
     tight = full(tried=0.25, allocated=23.1, unallocated=0.014, free=0.09)
     assert first(tight) is CauseId.MODEL_TOO_LARGE
     assert CauseId.BATCH_TOO_LARGE in causes(tight)
+    trained = full(tried=0.25, allocated=23.1, unallocated=0.014, free=0.09, step=10)
+    assert CauseId.MODEL_TOO_LARGE not in causes(trained)
 
 
 # --- what the program was doing --------------------------------------------------------------------------------------
