@@ -64,7 +64,7 @@ def model_too_large(situation: Situation) -> Cause | None:
 
 
 def _has_trained(situation: Situation) -> bool:
-    return bool(situation.case.steps_done or situation.facts.step)
+    return (situation.case.steps_done or situation.facts.step or 0) > 0
 
 
 def optimizer_state(situation: Situation) -> Cause | None:
@@ -131,7 +131,7 @@ def missing_no_grad(situation: Situation) -> Cause | None:
     """Evaluation keeps what only training needs."""
     if situation.phase is not TrainingPhase.EVALUATION or not situation.on_gpu or situation.gradients_off:
         return None
-    trained = (situation.case.steps_done or situation.facts.step or 0) > 0
+    trained = _has_trained(situation)
     before = "after training steps that fitted, " if trained else ""
     text = f"It ran out in evaluation, {before}and the traceback has no `no_grad` or `inference_mode`"
     return Cause(

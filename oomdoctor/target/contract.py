@@ -51,8 +51,13 @@ class FoundFunction:
     location: str | None = None
     note: str = ""
 
+    @property
+    def at(self) -> str:
+        """Where it is, as it follows the name, such as ` at model.py:12`; empty where that is not known."""
+        return f" at {self.location}" if self.location else ""
+
     def __str__(self) -> str:
-        return self.note if self.name is None else f"`{self.name}`" + (f" at {self.location}" if self.location else "")
+        return self.note if self.name is None else f"`{self.name}`{self.at}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +96,8 @@ class Target:
     evaluation_step: Callable[[torch.nn.Module, Any], object] | None = None
 
     def at(self, role: Role) -> str:
-        """Return where a function of the file is, such as ` at model.py:12`; empty where that is not known."""
-        located = [found.location for found in self.found if found.role == role and found.location]
-        return f" at {located[0]}" if located else ""
+        """Return `FoundFunction.at` of a function of the contract; empty where the file has none."""
+        return next((found.at for found in self.found if found.role == role), "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

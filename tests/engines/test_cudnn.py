@@ -28,7 +28,11 @@ from oomdoctor.trial.answer import workspace_reason
 from oomdoctor.trial.client import WorkerTrialSource
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from running import Run
+
+    from oomdoctor.results import Trial
 
 BUILD = find_torch()
 TOLD = {} if BUILD is None else cudnn_variables(BUILD, os.environ, find_card("rtx-3060"))
@@ -196,17 +200,22 @@ print(*retries())
     assert _run(code, tmp_path).split() == ["True", "1", "1", "2", "1"]
 
 
+def _in_one_process(folder: Path, engine: str, gpu: str, mebibytes: Sequence[int | None]) -> list[Trial]:
+    """Trials of 32 samples of the folder's model with so much memory each, or all; one after another."""
+    request = ProbeRequest(target="model.py", directory=folder, target_batch=32)
+    card = choose_engine(engine=engine, gpu=gpu, device=None, memory_bytes=None, base=os.environ).environment
+    with WorkerTrialSource(request, parse_reference("model.py", directory=folder), card) as source:
+        room = source.load().capacity_bytes
+        limits = [room if limit is None else limit << 20 for limit in mebibytes]
+        return [source.run(32, micro_steps=1, allowed_bytes=limit) for limit in limits]
+
+
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("engine", ["null", "trace"])
 def test_a_trial_keeps_no_plan_of_a_tighter_one(engine: str, tmp_path: Path) -> None:
     """A size that did without workspaces in one trial takes them in the next, where there is room."""
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
-    request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=32)
-    card = choose_engine(engine=engine, gpu="rtx-3060", device=None, memory_bytes=None, base=os.environ).environment
-    with WorkerTrialSource(request, parse_reference("model.py", directory=tmp_path), card) as source:
-        room = source.load().capacity_bytes
-        limits = (room, 260 << 20, room, 260 << 20)
-        first, tight, wide, again = [source.run(32, micro_steps=1, allowed_bytes=limit) for limit in limits]
+    first, tight, wide, again = _in_one_process(tmp_path, engine, "rtx-3060", (None, 260, None, 260))
     assert tight.workspace_retries > 0
     assert (wide.peak_allocated_bytes, wide.peak_reserved_bytes) == (
         first.peak_allocated_bytes,
@@ -228,12 +237,8 @@ def test_a_trial_after_another_is_as_in_a_process_of_its_own(before: int, mebiby
     (tmp_path / "model.py").write_text(text, encoding="utf-8")
 
     def asked(*limits: int) -> tuple[object, ...]:
-        request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=32)
-        card = choose_engine(engine="null", gpu="t4", device=None, memory_bytes=None, base=os.environ).environment
-        with WorkerTrialSource(request, parse_reference("model.py", directory=tmp_path), card) as source:
-            source.load()
-            trials = [source.run(32, micro_steps=1, allowed_bytes=limit << 20) for limit in limits]
-        return trials[-1].outcome, trials[-1].peak_reserved_bytes, trials[-1].alloc_retries
+        *_, last = _in_one_process(tmp_path, "null", "t4", limits)
+        return last.outcome, last.peak_reserved_bytes, last.alloc_retries
 
     assert asked(before, mebibytes) == asked(mebibytes)
 

@@ -111,7 +111,7 @@ class EmulatedDevice:
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - shapes
         """Make a tensor with memory of its own, which lives as long as its storage."""
-        tensor = bare_tensor(size, stride, 0, dtype)
+        tensor = bare_tensor(size, stride, dtype)
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
         if nbytes:

@@ -17,6 +17,7 @@ from oomdoctor.engines.trace.known_values import host_values
 from oomdoctor.engines.trace.refusals import untraceable
 from oomdoctor.engines.trace.torch_internals import (
     EMULATED_DEVICE,
+    TRANSFORMS,
     autocast_of_wrappers,
     cache_device_constructors,
     check_ordinal,
@@ -24,7 +25,6 @@ from oomdoctor.engines.trace.torch_internals import (
     no_function_modes,
     swap_implementations,
     tensor_base,
-    transforms,
 )
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def patch_forward_mode(patches: Patches) -> None:
 
 def patch_transforms(patches: Patches) -> None:
     """Patch the transforms of `torch.func` to know CUDA's autocast."""
-    for module, name in transforms():
+    for module, name in TRANSFORMS:
         patches.set(module, name, _with_autocast(getattr(module, name)))
 
 

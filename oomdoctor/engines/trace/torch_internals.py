@@ -113,19 +113,12 @@ _no_dispatch = _C._DisableTorchDispatch  # noqa: SLF001
 _wrapper: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
 
 
-def bare_tensor(
-    size: Any,  # noqa: ANN401 - shapes
-    stride: Any,  # noqa: ANN401
-    offset: int,
-    dtype: torch.dtype,
-    keys: Any = _AUTOCAST,  # noqa: ANN401 - a set of C++
-) -> torch.Tensor:
+def bare_tensor(size: Any, stride: Any, dtype: torch.dtype, keys: Any = _AUTOCAST) -> torch.Tensor:  # noqa: ANN401
     """Return a plain tensor on the emulated device, whose storage has a size and no memory."""
     with _no_dispatch():
         mould = _wrapper(
-            _BareTensor, size, strides=stride, storage_offset=offset, dtype=dtype, device=EMULATED_DEVICE,
-            _extra_dispatch_keys=keys,
-        )  # fmt: skip
+            _BareTensor, size, strides=stride, dtype=dtype, device=EMULATED_DEVICE, _extra_dispatch_keys=keys
+        )
         plain: torch.Tensor = mould.data
         return plain
 
@@ -133,7 +126,7 @@ def bare_tensor(
 def zero_tensor(size: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - a shape
     """Return zeros that never take memory, such as the derivative of what nothing is derived by."""
     stride = torch.empty(size, device="meta").stride()
-    return bare_tensor(size, stride, 0, dtype, _AUTOCAST | _C.DispatchKeySet(_C.DispatchKey.ZeroTensor))
+    return bare_tensor(size, stride, dtype, _AUTOCAST | _C.DispatchKeySet(_C.DispatchKey.ZeroTensor))
 
 
 def autocast_of_wrappers() -> Any:  # noqa: ANN401 - a context manager of C++
@@ -145,13 +138,12 @@ def autocast_of_wrappers() -> Any:  # noqa: ANN401 - a context manager of C++
     return _C._IncludeDispatchKeyGuard(_C.DispatchKey.AutocastCUDA)  # noqa: SLF001
 
 
-def transforms() -> tuple[tuple[Any, str], ...]:
-    """Return the modules of `torch.func`, each with the name of a context manager in which it wraps tensors."""
-    return (
-        (eager_transforms, "grad_increment_nesting"),
-        (eager_transforms, "jvp_increment_nesting"),
-        (vmap, "vmap_increment_nesting"),
-    )
+TRANSFORMS: Final = (
+    (eager_transforms, "grad_increment_nesting"),
+    (eager_transforms, "jvp_increment_nesting"),
+    (vmap, "vmap_increment_nesting"),
+)
+"""Modules of `torch.func`, each with the name of a context manager in which it wraps tensors."""
 
 
 HOST_KEYS: Final = _C.DispatchKeySet(_C.DispatchKey.CPU)

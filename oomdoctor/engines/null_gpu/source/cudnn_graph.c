@@ -282,7 +282,7 @@ static void note_question(const char *text) {
     if (is_instant(text)) {
         asked_first = hash(text);
         gave_up |= was_executed(asked_first);  // there is no room for the plan that is kept
-        has_given_up = false;  // unless this is the same graph again, for which no plan had room
+        has_given_up = false;  // but for a graph whose first plans had no room, and that is asked about once more
     }
     give_up(gave_up);
 }
