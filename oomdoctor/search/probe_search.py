@@ -40,11 +40,7 @@ def per_device_target(target_batch: int, world_size: int = 1) -> int:
     Raises:
         UsageError: A number is no integer, below 1 or absurd, or the devices cannot share the target evenly.
     """
-    target_batch, world_size = whole_number("target_batch", target_batch), whole_number("world_size", world_size)
-    if world_size < 1:
-        raise UsageError(
-            f"world size {world_size} is not a number of devices", hint="pass the number of GPUs that train, 1 or more"
-        )
+    target_batch, world_size = whole_number("target_batch", target_batch), _devices(world_size)
     if target_batch < 1:
         raise UsageError(
             f"target batch {target_batch} is not a number of samples",
@@ -66,6 +62,15 @@ def per_device_target(target_batch: int, world_size: int = 1) -> int:
     return share
 
 
+def _devices(world_size: int) -> int:
+    world_size = whole_number("world_size", world_size)
+    if world_size < 1:
+        raise UsageError(
+            f"world size {world_size} is not a number of devices", hint="pass the number of GPUs that train, 1 or more"
+        )
+    return world_size
+
+
 def share_of(target_batch: int | None, world_size: int = 1) -> int | None:
     """Return samples per optimizer step on one device; None without a target batch, where nothing is accumulated.
 
@@ -74,7 +79,7 @@ def share_of(target_batch: int | None, world_size: int = 1) -> int | None:
     """
     if target_batch is not None:
         return per_device_target(target_batch, world_size)
-    if world_size != 1:
+    if _devices(world_size) != 1:
         raise UsageError(
             f"world size {world_size} shares a target batch, and none is given",
             hint="add the target batch, or drop the world size: without a target each device is asked about alone",

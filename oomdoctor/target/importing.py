@@ -378,7 +378,7 @@ def _import_failure(error: BaseException, reference: Reference) -> TargetError:
         line = "" if error.lineno is None else f" line {error.lineno}"
         return TargetError(
             f"`{file}`{line}: {error.msg}",
-            hint=f"correct the line, or run oomdoctor with the Python that it is written for; this is {_PYTHON}",
+            hint=_syntax_hint(error),
             details=user_traceback(error, own_roots),
         )
     named = f"{reference.module}.".startswith(f"{error.name}.") if isinstance(error, ImportError) else False
@@ -390,6 +390,14 @@ def _import_failure(error: BaseException, reference: Reference) -> TargetError:
             hint = f"modules are looked for in `{reference.directory}` and among those installed for `{sys.executable}`"
         return TargetError(f"there is no module `{error.name}`, which `{reference.location}` names", hint=hint)
     return failure(error, f"importing `{reference.location}`", own_roots, hint=_import_hint(error))
+
+
+def _syntax_hint(error: SyntaxError) -> str:
+    if "null bytes" in str(error.msg):
+        return "the file is no Python source, or saved as UTF-16: write it again, or save it as UTF-8"
+    if "codec can't decode" in str(error.msg):
+        return "save the file as UTF-8, or name its encoding in the first line, such as `# coding: latin-1`"
+    return f"correct the line, or run oomdoctor with the Python that it is written for; this is {_PYTHON}"
 
 
 def _import_hint(error: BaseException) -> str | None:

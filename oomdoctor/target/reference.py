@@ -294,7 +294,8 @@ def _literal_arguments(source: str) -> tuple[tuple[object, ...], dict[str, objec
 
 
 def _bad_form(text: str) -> TargetError:
-    return TargetError(f"`{text}` does not name a target" if text else "the target has no name", hint=_FORMS)
+    missing = ": a `)` is missing" if text.count("(") > text.count(")") else ""
+    return TargetError(f"`{text}` does not name a target{missing}" if text else "the target has no name", hint=_FORMS)
 
 
 def _is_a_directory(location: str, path: Path) -> TargetError:

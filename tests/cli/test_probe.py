@@ -341,6 +341,14 @@ def test_devices_need_a_target_to_share(tmp_path: Path, oomdoctor_here: Run) -> 
     assert "world size 2 shares a target batch, and none is given" in ended.stderr
 
 
+def test_no_device_is_refused_before_a_missing_target(oomdoctor_here: Run) -> None:
+    """What is wrong with a world size of 0 is the number, whatever else is missing."""
+    ended = oomdoctor_here("probe", "gpt2", "--world-size", "0", "--gpu", "t4")
+
+    assert ended.returncode == 2
+    assert "world size 0 is not a number of devices" in ended.stderr
+
+
 def test_a_card_that_this_torch_was_not_built_for_is_said(tmp_path: Path, oomdoctor_here: Run) -> None:
     """An answer for a card that the installed torch has no kernels for comes with a warning, others without."""
     write_target(tmp_path)

@@ -141,11 +141,18 @@ def test_a_syntax_error_in_an_imported_file_names_that_file(refuse: Refuse, writ
     assert f'File "{tmp_path / "model.py"}", line 1, in <module>\n    import own_helper' in said.details
 
 
-@pytest.mark.parametrize("content", [b"x = '\xff'\n", b"x = 1\0\n"])
-def test_a_file_that_is_no_text_is_refused(refuse: Refuse, tmp_path: Path, content: bytes) -> None:
-    """Bytes that Python cannot read are the file's fault."""
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [(b"x = '\xff'\n", "`# coding: latin-1`"), (b"x = 1\0\n", "saved as UTF-16"), (b"x = (\n", "correct the line")],
+)
+def test_a_file_that_python_cannot_read_is_refused_with_what_to_do(
+    refuse: Refuse, tmp_path: Path, content: bytes, advice: str
+) -> None:
+    """Bytes that are no text, or no Python, are the file's fault, and each has its remedy."""
     (tmp_path / "model.py").write_bytes(content)
-    assert "model.py" in refuse().message
+    said = refuse()
+    assert "model.py" in said.message
+    assert advice in said.hint
 
 
 def test_a_module_that_is_not_there_is_named(refuse: Refuse, write: Write, tmp_path: Path) -> None:

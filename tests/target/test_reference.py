@@ -139,6 +139,11 @@ def test_a_bad_form_is_answered_with_two_good_ones(tmp_path: Path, text: str) ->
     assert "`model.py:build_model(depth=24)`" in error.hint
 
 
+def test_a_parenthesis_that_is_not_closed_is_named(tmp_path: Path) -> None:
+    """A call that the shell or a slip cut short is told from a name that is none."""
+    assert _refused("model.py:build(depth=2", tmp_path).message.endswith("does not name a target: a `)` is missing")
+
+
 def test_a_missing_file_is_answered_with_the_nearest(write: Write, tmp_path: Path) -> None:
     """A slip in a file's name is put right."""
     write("train.py")
