@@ -51,7 +51,7 @@ def _read_text(path: Path, source: str) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableConfigurationError(
-            f"{source} is not TOML: byte {error.start} is not UTF-8", hint=_HINT
+            f"{source} is not TOML: byte {error.start} is not UTF-8", hint="save it as UTF-8"
         ) from None
     except OSError as error:
         raise UnreadableConfigurationError(f"{source} cannot be read: {error.strerror}", hint=_HINT) from None
