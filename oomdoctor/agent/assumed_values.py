@@ -43,6 +43,11 @@ def even_choices(torch: Any, tensor: Any, dim: int, count: int) -> Any:
     return chosen.reshape(*shape, count).movedim(-1, dim)
 
 
+def spread_places(torch: Any, count: int, different: int) -> Any:
+    """Return which of the different values each of so many is, on the host, where every value occurs as often."""
+    return torch.arange(count, device="cpu").remainder(max(different, 1))
+
+
 class AssumedValues:
     """The operators that choose and select, registered with PyTorch's dispatcher.
 
@@ -87,7 +92,7 @@ class AssumedValues:
         return node is not None and node.name().startswith(_PRODUCTS)
 
     def _unique(self, operator: Any, tensor: Any, *args: Any, **options: Any) -> Any:
-        """Find the different values; of values that are not known, every one counts as another."""
+        """Find the different values; where they are not known, every one counts as another, and flags as both."""
         with self._torch._C._AutoDispatchBelowAutograd():
             if not guarded(self._is_unknown)(tensor):
                 return operator(tensor, *args, **options)
@@ -96,13 +101,14 @@ class AssumedValues:
             dim = given.get("dim")
             count = tensor.numel() if dim is None else tensor.shape[dim]
             unknown_reads.note("bound")
-            with self._known.answering(count):
+            is_of_flags = tensor.dtype is self._torch.bool and dim is None  # of which the true ones are counted
+            with self._known.answering(1 if is_of_flags else count):
                 values, inverse, counts = operator(tensor, *args, **options)
-        ordinals = self._torch.arange(count)
+        places = spread_places(self._torch, count, 2 if is_of_flags else count)
         return (
             values,
-            self._known.kept(inverse, lambda: ordinals.reshape(inverse.shape), "bound"),
-            self._known.kept(counts, lambda: self._torch.ones_like(counts, device="cpu"), "bound"),
+            self._known.kept(inverse, lambda: places.reshape(inverse.shape), "bound"),
+            self._known.kept(counts, places.bincount, "bound"),
         )
 
     def _topk(self, tensor: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002, FBT002 - as of PyTorch

@@ -63,6 +63,21 @@ class Experts(nn.Module):
     def by_threshold(self, tokens, probabilities):
         return self.experts[0](tokens[probabilities[:, 0] > 0.5])
 
+    def by_half(self, tokens, probabilities):
+        mask = probabilities > 0.5
+        found = probabilities.masked_select(mask).sum() + tokens[mask[:, 0].nonzero()[:, 0]].sum()
+        made, kept = self.experts[0](tokens), tokens.clone()
+        kept[mask[:, 1]] = made[mask[:, 1]]
+        return kept.sum() + found
+
+    def by_kind(self, tokens, probabilities):
+        scores = (probabilities[:, 0] * 1000).long()
+        _, kinds, counts = scores.unique(return_inverse=True, return_counts=True)
+        runs = scores.unique_consecutive(return_counts=True)[1]
+        flags, sides = (probabilities[:, 1] > 0.5).unique(return_inverse=True)
+        rows = tokens[kinds[kinds > 0]].repeat_interleave(2, 0).sum() + tokens.repeat_interleave(counts, 0).sum()
+        return self.experts[0](tokens * flags.float()[sides, None]).sum() + rows + runs.sum()
+
 
 def build_model():
     return Experts()
@@ -102,9 +117,11 @@ def test_rows_that_computed_values_choose_are_counted(
     assert told in warning
 
 
-@pytest.mark.parametrize("route", ["by_mask", "by_capacity", "by_counts"])
-def test_a_trace_spreads_choices_as_the_null_gpu_does(oomdoctor_here: Run, tmp_path: Path, route: str) -> None:
-    """Both count as many rows for each expert, to the byte, and name the same lines."""
+@pytest.mark.parametrize(
+    "route", ["by_mask", "by_capacity", "by_counts", "by_value", "by_threshold", "by_half", "by_kind"]
+)
+def test_a_trace_assumes_what_the_null_gpu_does(oomdoctor_here: Run, tmp_path: Path, route: str) -> None:
+    """Both count as many rows, to the byte, and name the same lines."""
     (tmp_path / "model.py").write_text(EXPERTS.replace("ROUTE", route))
     question = ("probe", "model.py", "--capacity", f"{_CAPACITY}B", "--gpu", "t4", "--json")
     null, trace = (

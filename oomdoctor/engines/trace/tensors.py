@@ -76,6 +76,7 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
     patches.set(torch.Tensor, "device", property(where))
     patches.set(torch.Tensor, "is_cuda", property(lambda tensor: read_device(tensor).type in ("xla", "cuda")))
     patches.set(torch.Tensor, "is_xla", property(_is_not_xla))
+    patches.set(torch.Tensor, "__setitem__", _with_numbers_on_host(base.__setitem__))
     _patch_moves(patches, base)
     _patch_addresses(patches, base)
     _patch_printing(patches, device)
@@ -83,6 +84,20 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
     # else `Module.to` would make new parameters, which optimizers and tied layers do not have
     patches.set(torch.__future__, "_swap_module_params_on_conversion", True)  # noqa: FBT003 - its value
     patches.set(torch.utils, "swap_tensors", _swap)
+
+
+def _with_numbers_on_host(assign: Any) -> Any:  # noqa: ANN401 - PyTorch's function
+    """Return `tensor[index] = value` with a number made into a tensor of the host, as for a CUDA tensor.
+
+    Before torch 2.15 C++ makes it on the device for all others, and then counts a mask instead of filling by it.
+    """
+
+    def assign_as_on_cuda(self: torch.Tensor, index: Any, value: Any) -> None:  # noqa: ANN401 - as PyTorch
+        if type(value) in (bool, int, float) and self.is_cuda:
+            value = torch.scalar_tensor(value, dtype=self.dtype, device="cpu")
+        assign(self, index, value)
+
+    return assign_as_on_cuda
 
 
 def _swap(first: torch.Tensor, second: torch.Tensor) -> None:

@@ -79,8 +79,9 @@ def test_a_backward_that_runs_out_leaves_nothing(answers: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("case", "operator"),
     [
-        ("mask", "aten.index.Tensor"),
-        ("nonzero", "aten.nonzero"),
+        ("counts", "aten.bincount"),
+        ("repeats", "aten.repeat_interleave.Tensor"),
+        ("different rows", "aten.unique_dim"),
         ("unknown", "oomdoctor_test.unknown"),
         ("sparse", "embedding_sparse_backward"),
         ("scripted", "torch.jit.ScriptModule"),

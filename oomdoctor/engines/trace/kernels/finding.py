@@ -1,7 +1,8 @@
-"""Operators whose results are as large as their values say: known where the values are, and refused where they are not.
+"""Operators whose results are as large as their values say: known where the values are, and else assumed or refused.
 
 The sizes come from the values that the host knows (`known_values`); the memory is that of CUDA's kernels, which count
-first and find then. A mask is turned into the places of its elements, as C++ does.
+first and find then. A mask is turned into the places of its elements, as C++ does. Where nobody knows the values, a
+mask selects everything and all values differ, which is the most that there can be (`oomdoctor.agent.assumed_values`).
 
 Source: `nonzero_cuda_out_impl`, Nonzero.cu; `expandTensors`, IndexingUtils.h; `unique_cuda_template`, UniqueCub.cu;
 `_bincount_cuda_template`, SummaryOps.cu; `repeat_interleave_common`, Repeat.h; CUB's sizes as seen on null GPUs of four
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.agent import unknown_reads
+from oomdoctor.agent.assumed_values import spread_places
 from oomdoctor.engines.trace.kernels.sorting import (
     LOOKBACK_PADDING,
     SORT_PAIRS,
@@ -61,18 +64,29 @@ def _known(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def _most(tensor: torch.Tensor) -> bool:
+    """Return whether the most that there can be is assumed of a tensor, whose values nobody knows, and note it."""
+    if host_values(tensor) is not None:
+        return False
+    unknown_reads.note("bound")
+    return True
+
+
 # --- places ----------------------------------------------------------------------------------------------------------
 
 
 def _nonzero(device: EmulatedDevice, x: torch.Tensor) -> torch.Tensor:
     """Count what is not zero, and find it."""
-    count = int(_known("nonzero", x).count_nonzero())
+    is_assumed = _most(x)
+    count = x.numel() if is_assumed else int(_known("nonzero", x).count_nonzero())
     counted = device.block(_WORD)
     device.call_library(_COUNT, x.numel())
     found = device.tensor((x.dim(), count), (count, 1), torch.int64).t()
     if x.dim():
         device.call_library(_FIND, x.numel())
     del counted
+    if is_assumed:
+        keep_values(found, torch.ones(x.shape, dtype=torch.bool, device="cpu").nonzero())
     return found
 
 
@@ -81,17 +95,11 @@ def are_masks(indices: Sequence[torch.Tensor | None]) -> bool:
     return any(index is not None and index.dtype in _MASKS for index in indices)
 
 
-def are_known_masks(indices: Sequence[torch.Tensor | None]) -> bool:
-    """Return whether the values of all masks among the indices are known."""
-    return all(host_values(index) is not None for index in indices if index is not None and index.dtype in _MASKS)
-
-
 def places_of_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Return the indices with the places of its elements instead of each mask.
 
     Raises:
         IndexError: A mask has another shape than what it is to choose from.
-        NoAnswerError: The values of a mask are not known.
     """
     places: list[torch.Tensor | None] = []
     for position, index in enumerate(indices):
@@ -104,7 +112,6 @@ def places_of_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> 
                 f"The shape of the mask {list(index.shape)} at index {position} does not match the shape of the "
                 f"indexed tensor {list(x.shape)} at index {len(places)}"
             )
-        _known("index.Tensor", index)
         found = index.nonzero()
         places += [found.select(1, dim) for dim in range(index.dim())]
     return places
@@ -115,7 +122,6 @@ def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:  # n
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:  # noqa: ANN401 - a tensor
-    _known("masked_select", mask)
     whole, chosen = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]
     return torch.ops.aten.index.Tensor(whole, places_of_masks(whole, [chosen]))
 
@@ -131,9 +137,31 @@ def _unique(
     counts: bool = False,  # noqa: FBT001, FBT002
 ) -> tuple[torch.Tensor, ...]:
     """Sort the values, with their places where the inverse is asked for, and leave one of each."""
-    different = _known("_unique2", x).unique().numel()  # type: ignore[no-untyped-call]
+    is_assumed = _most(x)
+    most = min(x.numel(), 2) if x.dtype is torch.bool else x.numel()
+    different = most if is_assumed else _known("_unique2", x).unique().numel()  # type: ignore[no-untyped-call]
     if x.dtype is torch.bool:
-        return _unique_flags(device, x, different, inverts=inverts)
+        made = _unique_flags(device, x, different, inverts=inverts)
+    else:
+        made = _unique_numbers(device, x, different, inverts=inverts, counts=counts)
+    return _all_different(x.numel(), made) if is_assumed else made
+
+
+def _all_different(count: int, made: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Keep the inverse and the counts, where they are asked for, of so many values that are assumed to differ."""
+    values, inverse, counts = made
+    keep_values(values, None)
+    places = spread_places(torch, count, values.numel())
+    if inverse.numel():
+        keep_values(inverse, places.reshape(inverse.shape), "bound")
+    if counts.numel():
+        keep_values(counts, places.bincount(), "bound")
+    return made
+
+
+def _unique_numbers(
+    device: EmulatedDevice, x: torch.Tensor, different: int, *, inverts: bool, counts: bool
+) -> tuple[torch.Tensor, ...]:
     item, bits = x.element_size(), 8 * x.element_size()
     in_order = device.block(x.nbytes)
     numbers, places = (device.block(x.numel() * _INDEX_BYTES if inverts else 0) for _ in range(2))
@@ -166,13 +194,13 @@ def _unique_consecutive(
     dim: int | None = None,
 ) -> Any:  # noqa: ANN401 - three tensors
     """Leave one of each run of equal values."""
-    values = _known("unique_consecutive", x)
     if dim is not None and x.dim() > 1:
         raise untraceable("aten.unique_consecutive", "along a dimension it is not emulated")
-    runs = values.unique_consecutive().numel()  # type: ignore[no-untyped-call]
+    is_assumed = _most(x)
+    known = x if is_assumed else _known("unique_consecutive", x).unique_consecutive()  # type: ignore[no-untyped-call]
     inverse = _inverse(device, x, torch.int32) if inverts else _none(device)
-    found, counted = _runs(device, x, runs, counts=counts)
-    return found, inverse, counted
+    found, counted = _runs(device, x, known.numel(), counts=counts)
+    return _all_different(x.numel(), (found, inverse, counted)) if is_assumed else (found, inverse, counted)
 
 
 def _inverse(device: EmulatedDevice, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

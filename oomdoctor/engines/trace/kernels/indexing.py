@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from oomdoctor.engines.trace.kernels.finding import are_known_masks, are_masks, places_of_masks
+from oomdoctor.engines.trace.kernels.finding import are_masks, places_of_masks
 from oomdoctor.engines.trace.kernels.sorting import (
     IS_NEW,
     SORT_PAIRS,
@@ -74,7 +74,7 @@ def _index_put(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     accumulate: bool = False,  # noqa: FBT001, FBT002
     unsafe: bool = False,  # noqa: FBT001, FBT002
 ) -> Any:  # noqa: ANN401 - or NotImplemented
-    has_masks = are_masks(indices) and are_known_masks(indices) and not value.is_cpu  # a number of the host fills
+    has_masks = are_masks(indices) and not value.is_cpu  # a number of the host fills
     if has_masks:
         indices = places_of_masks(target, indices)
     is_sorted = accumulate or torch.are_deterministic_algorithms_enabled()

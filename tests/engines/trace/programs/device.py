@@ -114,8 +114,9 @@ def refused() -> dict[str, Any]:
     """What is said of what cannot be traced."""
     torch.library.define("oomdoctor_test::unknown", "(Tensor x) -> Tensor")
     calls = {
-        "mask": lambda x: x[x > 0],
-        "nonzero": torch.nonzero,
+        "counts": lambda x: x.long().bincount(),
+        "repeats": lambda x: torch.repeat_interleave(x.long()),
+        "different rows": lambda x: x[:, None].unique(dim=0),
         "unknown": torch.ops.oomdoctor_test.unknown,
         "sparse": lambda x: nn.Embedding(3, 4, sparse=True).cuda()(x.long()).sum().backward(),
         "scripted": lambda _: torch.jit.script(nn.Linear(3, 3)).to("cuda"),
