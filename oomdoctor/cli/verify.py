@@ -11,7 +11,8 @@ from oomdoctor.cli.probe_options import (
     QuietFlag,
     TrialTimeout,
 )
-from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render
+from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
+from oomdoctor.errors import OomdoctorError
 
 
 def verify(  # noqa: PLR0913 - one parameter an option
@@ -58,18 +59,21 @@ def verify(  # noqa: PLR0913 - one parameter an option
     name = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if output is not None:
         check_writable(output)
-    command = as_command(target, verb="verify")
-    request = build_verify_request(
-        target[0] if command is None else command,
-        parts=parts,
-        samples=samples,
-        precision=precision,
-        trial_timeout=trial_timeout,
-        spelled=as_option,
-    )
     progress = make_progress(quiet=quiet)
     try:
+        command = as_command(target, verb="verify")
+        request = build_verify_request(
+            target[0] if command is None else command,
+            parts=parts,
+            samples=samples,
+            precision=precision,
+            trial_timeout=trial_timeout,
+            spelled=as_option,
+        )
         document = run_verify(request, progress)
+    except OomdoctorError as error:
+        render_failure("verify", error, name, output)
+        raise
     finally:
         progress.close()
     render(document, name, output)

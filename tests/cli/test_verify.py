@@ -178,6 +178,9 @@ def test_bad_questions_are_usage_errors(
     assert done.returncode == 2
     assert told in done.stderr
     assert done.stdout == ""
+    document = json.loads(oomdoctor_here("verify", "--json", *arguments).stdout)
+    assert (document["command"], document["exit_code"]) == ("verify", 2)
+    assert told in f"{document['result']['problem']['message']} {document['result']['problem']['hint']}"
 
 
 @pytest.mark.parametrize(

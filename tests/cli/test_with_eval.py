@@ -40,7 +40,7 @@ def evaluation_step(model, batch):
 """
 AS_LARGE = MODEL + "    return output\n"
 OF_EIGHT_CROPS = MODEL + "    return torch.cat([output] * 8)\n"
-KEEPS_THE_LAST = "last = None\n" + MODEL + "    global last\n    last = torch.cat([output] * 2)\n"
+KEEPS_THE_LAST = "last = None\n" + MODEL + "    global last\n    last = None\n    last = torch.cat([output] * 4)\n"
 BUILDS_GRAPH = AS_LARGE.replace("@torch.no_grad()\n", "")
 BY_HAND = """
 CAPACITY = 64 * 2**20
@@ -63,13 +63,13 @@ def fits(size, evaluates):
     model = build_model().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     try:
-        for step in range(2):
+        for step in range(6):
             batch = make_batch(size).cuda()
             loss = training_step(model, batch)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if evaluates and step == 0:
+            if evaluates and step > 0:
                 evaluate(model, EVALUATED or size)
     except torch.OutOfMemoryError:
         return False
@@ -110,7 +110,7 @@ def test_the_maximum_is_that_of_a_bisection_by_hand(
     null_environment: Callable[[int], dict[str, str]],
     case: tuple[str, int | None, str],
 ) -> None:
-    """A loop that trains, evaluates and trains fits the same size, and the part that runs out is named."""
+    """A loop that trains twice, then evaluates before each step, fits as much; the part that runs out is named."""
     model, batch, limit = case
     (tmp_path / "model.py").write_text(model)
     (tmp_path / "by_hand.py").write_text(model + f"\nEVALUATED = {batch}\n" + BY_HAND)
@@ -119,6 +119,7 @@ def test_the_maximum_is_that_of_a_bisection_by_hand(
     found = _probed(oomdoctor_here, *(() if batch is None else ("--eval-batch", str(batch))))
 
     assert found["micro_batch"]["maximum"] == largest > 0
+    assert largest <= without
     assert (largest == without) is (limit == "training")
     assert found["evaluation"]["limited_by"] == limit
     assert found["evaluation"]["micro_batch"] == batch or largest
@@ -135,13 +136,13 @@ def test_a_trace_gives_the_same_answer(tmp_path: Path, oomdoctor_here: Run) -> N
 
 
 def test_the_phases_have_the_evaluation_between_the_steps(tmp_path: Path, oomdoctor_here: Run) -> None:
-    """One evaluation, after the first step; the result's peaks are those of its phases."""
+    """One evaluation, after the second step; the result's peaks are those of its phases."""
     (tmp_path / "model.py").write_text(AS_LARGE)
     found = _probed(oomdoctor_here)
     step = ["forward", "backward", "optimizer"]
     evaluated = [part["peak_allocated_bytes"] for part in found["phases"] if part["phase"] == "evaluation"]
 
-    assert [part["phase"] for part in found["phases"]] == ["load", *step, "evaluation", *step]
+    assert [part["phase"] for part in found["phases"]] == ["load", *step, *step, "evaluation", *step]
     assert evaluated == [found["evaluation"]["peak_allocated_bytes"]]
     assert found["evaluation"]["training_peak_allocated_bytes"] == found["memory"]["peak_allocated_bytes"]
     assert "evaluation" in {part["phase"] for part in found["memory"]["phases"]}
@@ -153,7 +154,7 @@ def test_an_evaluation_that_never_fits_is_named(tmp_path: Path, oomdoctor_here: 
     ended = oomdoctor_here("probe", "model.py", "--with-eval", "--eval-batch", "4096", *PROBE)
 
     assert ended.returncode == 1, ended.stderr
-    assert "nothing fits; micro-batch 1 runs out in evaluation, iteration 1" in ended.stdout
+    assert "nothing fits; micro-batch 1 runs out in evaluation, iteration 2" in ended.stdout
 
 
 def test_a_forgotten_no_grad_is_named_with_its_bytes(tmp_path: Path, oomdoctor_here: Run) -> None:

@@ -269,7 +269,7 @@ def test_smallest_size_and_missing_recommendation() -> None:
     """A model that refuses one sample, and a headroom that nothing leaves, are both said."""
     text = plain(gpt2(micro_batch=MicroBatch(19, 0, "memory", smallest=2)))
     assert "smallest 2, since the model refuses smaller micro-batches" in text
-    assert "recommended none: no tested size leaves 5% of the capacity free" in text
+    assert "recommended none: no tested size leaves 5% of the capacity free without PyTorch giving back" in text
     assert "19 is above every recommended size" in text
 
 

@@ -167,7 +167,7 @@ _FAR: Final = 0.85
 def _recommendation(result: ProbeResult) -> str:
     recommended, free = result.micro_batch.recommended, percent(result.headroom)
     if recommended == 0:
-        return f"none: no tested size leaves {free} of the capacity free"
+        return f"none: no tested size leaves {free} of the capacity free without PyTorch giving back its cache"
     text = f"{recommended}, which leaves at least {free} of the capacity free"
     if recommended < _FAR * result.micro_batch.maximum and result.micro_batch.limited_by == "memory":
         # Memory lies in pieces: what is reserved and in no tensor is what a larger size would have to have given back.
