@@ -321,8 +321,6 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
         plan = result.accumulation
         verb = "reaches" if plan.steps == 1 else "reach"
         steps = count(plan.steps, "accumulation step")
-        if row.recommended and max(plan.micro_batches) > row.recommended:
-            steps += f" of micro-batches up to {max(plan.micro_batches)}, above the recommended size,"
         if plan.effective_batch >= plan.target_batch:
             yield f"{steps} {verb} the target batch of {plan.target_batch}"
         else:
