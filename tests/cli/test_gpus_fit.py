@@ -59,7 +59,7 @@ PADDING = ATTENDING.replace(
 
 UNTRACEABLE = ATTENDING.replace(
     "return torch.nn.functional.cross_entropy",
-    "chosen = torch.rand(len(batch), device=batch.device) > 0.5\n    batch = batch[chosen.nonzero()[:, 0]]\n"
+    "chosen = torch.rand(len(batch), device=batch.device) > 0.5\n    batch = batch[: len(chosen.long().bincount()) or 1]\n"
     "    return torch.nn.functional.cross_entropy",
 )
 
