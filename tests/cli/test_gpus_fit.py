@@ -59,7 +59,7 @@ PADDING = ATTENDING.replace(
 
 UNTRACEABLE = ATTENDING.replace(
     "return torch.nn.functional.cross_entropy",
-    "chosen = torch.rand(len(batch), device=batch.device) > 0.5\n    batch = batch[: len(chosen.long().bincount()) or 1]\n"
+    "chosen = torch.rand(len(batch), device=batch.device) > 0.5\n    batch += len(chosen.long().bincount())\n"
     "    return torch.nn.functional.cross_entropy",
 )
 
@@ -313,7 +313,7 @@ def test_a_step_that_cannot_be_traced_is_one_clear_error(tmp_path: Path) -> None
     (tmp_path / "train.py").write_text(UNTRACEABLE)
     finished = run_here(["gpus", "--fit", "train.py", "--target-batch", "64", "-q"], tmp_path)
     assert finished.returncode == 3, finished.stderr
-    assert "nonzero" in finished.stderr
+    assert "bincount" in finished.stderr
     assert "--engine null" in finished.stderr
 
 
