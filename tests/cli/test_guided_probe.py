@@ -43,7 +43,7 @@ if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
 _CHOOSES = """
 def training_step(model, batch):
     outputs = model(batch)
-    return outputs.sum() + outputs.long().flatten().bincount().sum()
+    return outputs.sum() + outputs.flatten()[:4].long().bincount().sum()
 """
 _LOOKS = """
 def build_model():
