@@ -101,14 +101,15 @@ class AssumedValues:
             dim = given.get("dim")
             count = tensor.numel() if dim is None else tensor.shape[dim]
             unknown_reads.note("bound")
-            is_of_flags = tensor.dtype is self._torch.bool and dim is None  # of which the true ones are counted
+            # `unique` of booleans counts the true ones, and has both values where some are.
+            is_of_flags = tensor.dtype is self._torch.bool and operator is self._aten._unique2
             with self._known.answering(1 if is_of_flags else count):
                 values, inverse, counts = operator(tensor, *args, **options)
-        places = spread_places(self._torch, count, 2 if is_of_flags else count)
+        places = partial(spread_places, self._torch, count, 2 if is_of_flags else count)
         return (
             values,
-            self._known.kept(inverse, lambda: places.reshape(inverse.shape), "bound"),
-            self._known.kept(counts, places.bincount, "bound"),
+            self._known.kept(inverse, lambda: places().reshape(inverse.shape), "bound"),
+            self._known.kept(counts, lambda: places().bincount(), "bound"),
         )
 
     def _topk(self, tensor: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002, FBT002 - as of PyTorch

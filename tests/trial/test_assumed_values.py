@@ -74,9 +74,11 @@ class Experts(nn.Module):
         scores = (probabilities[:, 0] * 1000).long()
         _, kinds, counts = scores.unique(return_inverse=True, return_counts=True)
         runs = scores.unique_consecutive(return_counts=True)[1]
-        flags, sides = (probabilities[:, 1] > 0.5).unique(return_inverse=True)
+        chosen = probabilities[:, 1] > 0.5
+        flags, sides = chosen.unique(return_inverse=True)
+        turned = self.experts[1](tokens[: len(chosen.unique_consecutive())]).sum()
         rows = tokens[kinds[kinds > 0]].repeat_interleave(2, 0).sum() + tokens.repeat_interleave(counts, 0).sum()
-        return self.experts[0](tokens * flags.float()[sides, None]).sum() + rows + runs.sum()
+        return self.experts[0](tokens * flags.float()[sides, None]).sum() + rows + runs.sum() + turned
 
 
 def build_model():
