@@ -64,7 +64,7 @@ class _Training:
     retries_before: int
     workspace_retries_before: int
     meter: TrialMeter
-    first_steps: int = 0
+    first_steps: int = 0  # those before the one that the first evaluation follows
     fixed_bytes: int | None = None
     loss_is_finite: bool = True
     optimizer_name: str = ""
@@ -89,13 +89,18 @@ class _Training:
         return min(workspace_retries() - self.workspace_retries_before, self._all_retries)
 
     @property
+    def plain_iterations(self) -> int:
+        """Iterations that are told one by one; all that come after those are one, whose highest figures count."""
+        return self.first_steps + PLAIN_ITERATIONS
+
+    @property
     def _all_retries(self) -> int:
         return _stat("num_alloc_retries") - self.retries_before
 
     def phases(self, *, has_failed: bool) -> tuple[Phase, ...]:
         """Return the memory of all phases; the one that failed, the last, with the step that it failed in."""
         phases, step = self.meter.phases, self.first_steps + len(self.ends) + 1
-        if not has_failed or step <= self.first_steps + PLAIN_ITERATIONS or not phases:
+        if not has_failed or step <= self.plain_iterations or not phases:
             return phases
         return (*phases[:-1], replace(phases[-1], iteration=step))
 
@@ -296,12 +301,11 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     scaler = gradient_scaler(setup.variant)
     meter, batch, loss = training.meter, None, None
     between = None if setup.variant.evaluation is None or question.without_evaluation else _Between(setup, question)
-    # An evaluation comes after the steps of a trial without it, so that no more fits with it; one more step follows.
+    # An evaluation comes after the steps of a plain trial: before, it may give back the cache for which they ran out.
     training.first_steps = 0 if between is None else PLAIN_ITERATIONS - 1
-    plain = training.first_steps + PLAIN_ITERATIONS
     started, seeds = time.monotonic(), itertools.count(_first_seed(question))
     for step in itertools.count(1):
-        iteration = min(step, plain)  # all that come after those are one, whose highest figures count
+        iteration = min(step, training.plain_iterations)
         for micro_step in range(1, question.micro_steps + 1):
             training.fixed_bytes = _fixed_bytes((batch, loss))
             with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
@@ -317,7 +321,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
-        if step <= training.first_steps:  # what the first leaves behind is no growth, and nobody asks for it
+        if step <= training.first_steps:  # growth counts from the step before the first evaluation on
             continue
         if _was_last(training, question, started):
             break

@@ -178,12 +178,18 @@ def keep_values(tensor: torch.Tensor, values: torch.Tensor | None, assumed: str 
     storage._oomdoctor_values = kept  # noqa: SLF001 - ours
 
 
+def can_keep(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of integers or booleans, and small enough that its values can be kept on the host."""
+    is_real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return not is_real and 0 < tensor.untyped_storage().nbytes() <= LARGEST_BYTES
+
+
 def _kept(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
     """Return the bytes of a tensor's storage with its values; None where the rest is not known, or it is too large."""
+    if not can_keep(tensor):
+        return None
     nbytes = tensor.untyped_storage().nbytes()
     padded = -(-nbytes // 8) * 8  # a multiple of any element's size, so that it can be viewed as any type
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or not 0 < nbytes <= LARGEST_BYTES:
-        return None
     flat = getattr(tensor.untyped_storage(), "_oomdoctor_values", None)
     is_known = flat is not None and len(flat) == padded
     if not is_known and tensor.numel() * tensor.element_size() != nbytes:

@@ -89,7 +89,7 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
 def _with_numbers_on_host(assign: Any) -> Any:  # noqa: ANN401 - PyTorch's function
     """Return `tensor[index] = value` with a number made into a tensor of the host, as for a CUDA tensor.
 
-    Before torch 2.15 C++ makes it on the device for all others, and then counts a mask instead of filling by it.
+    In torch 2.6 C++ makes it on the device for all others, and then counts a mask instead of filling by it.
     """
 
     def assign_as_on_cuda(self: torch.Tensor, index: Any, value: Any) -> None:  # noqa: ANN401 - as PyTorch

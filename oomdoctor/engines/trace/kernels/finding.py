@@ -24,7 +24,7 @@ from oomdoctor.engines.trace.kernels.sorting import (
     cub_storage_bytes,
     inclusive_scan_bytes,
 )
-from oomdoctor.engines.trace.known_values import host_values, keep_values
+from oomdoctor.engines.trace.known_values import can_keep, host_values, keep_values
 from oomdoctor.engines.trace.layouts import resize
 from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.refusals import untraceable
@@ -64,12 +64,12 @@ def _known(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def _most(tensor: torch.Tensor) -> bool:
-    """Return whether the most that there can be is assumed of a tensor, whose values nobody knows, and note it."""
-    if host_values(tensor) is not None:
-        return False
-    unknown_reads.note("bound")
-    return True
+def _known_or_noted(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor's values; None where nobody knows them, noted as a line where the most is assumed."""
+    values = host_values(tensor)
+    if values is None:
+        unknown_reads.note("bound")
+    return values
 
 
 # --- places ----------------------------------------------------------------------------------------------------------
@@ -77,15 +77,15 @@ def _most(tensor: torch.Tensor) -> bool:
 
 def _nonzero(device: EmulatedDevice, x: torch.Tensor) -> torch.Tensor:
     """Count what is not zero, and find it."""
-    is_assumed = _most(x)
-    count = x.numel() if is_assumed else int(_known("nonzero", x).count_nonzero())
+    values = _known_or_noted(x)
+    count = x.numel() if values is None else int(values.count_nonzero())
     counted = device.block(_WORD)
     device.call_library(_COUNT, x.numel())
     found = device.tensor((x.dim(), count), (count, 1), torch.int64).t()
     if x.dim():
         device.call_library(_FIND, x.numel())
     del counted
-    if is_assumed:
+    if values is None and can_keep(found):
         keep_values(found, torch.ones(x.shape, dtype=torch.bool, device="cpu").nonzero())
     return found
 
@@ -136,32 +136,33 @@ def _unique(
     inverts: bool = False,  # noqa: FBT001, FBT002
     counts: bool = False,  # noqa: FBT001, FBT002
 ) -> tuple[torch.Tensor, ...]:
-    """Sort the values, with their places where the inverse is asked for, and leave one of each."""
-    is_assumed = _most(x)
+    """Find the different values: all where nobody knows them, and both of booleans."""
+    values = _known_or_noted(x)
     most = min(x.numel(), 2) if x.dtype is torch.bool else x.numel()
-    different = most if is_assumed else _known("_unique2", x).unique().numel()  # type: ignore[no-untyped-call]
+    different = most if values is None else values.unique().numel()  # type: ignore[no-untyped-call]
     if x.dtype is torch.bool:
         made = _unique_flags(device, x, different, inverts=inverts)
     else:
         made = _unique_numbers(device, x, different, inverts=inverts, counts=counts)
-    return _all_different(x.numel(), made) if is_assumed else made
+    return _all_different(x.numel(), made) if values is None else made
 
 
 def _all_different(count: int, made: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Keep the inverse and the counts, where they are asked for, of so many values that are assumed to differ."""
     values, inverse, counts = made
     keep_values(values, None)
-    places = spread_places(torch, count, values.numel())
-    if inverse.numel():
-        keep_values(inverse, places.reshape(inverse.shape), "bound")
-    if counts.numel():
-        keep_values(counts, places.bincount(), "bound")
+    places = partial(spread_places, torch, count, values.numel())
+    if can_keep(inverse):
+        keep_values(inverse, places().reshape(inverse.shape), "bound")
+    if can_keep(counts):
+        keep_values(counts, places().bincount(), "bound")
     return made
 
 
 def _unique_numbers(
     device: EmulatedDevice, x: torch.Tensor, different: int, *, inverts: bool, counts: bool
 ) -> tuple[torch.Tensor, ...]:
+    """Sort the values, with their places where the inverse is asked for, and leave one of each."""
     item, bits = x.element_size(), 8 * x.element_size()
     in_order = device.block(x.nbytes)
     numbers, places = (device.block(x.numel() * _INDEX_BYTES if inverts else 0) for _ in range(2))
@@ -196,11 +197,12 @@ def _unique_consecutive(
     """Leave one of each run of equal values."""
     if dim is not None and x.dim() > 1:
         raise untraceable("aten.unique_consecutive", "along a dimension it is not emulated")
-    is_assumed = _most(x)
-    known = x if is_assumed else _known("unique_consecutive", x).unique_consecutive()  # type: ignore[no-untyped-call]
+    values = _known_or_noted(x)
+    runs = x.numel() if values is None else values.unique_consecutive().numel()  # type: ignore[no-untyped-call]
     inverse = _inverse(device, x, torch.int32) if inverts else _none(device)
-    found, counted = _runs(device, x, known.numel(), counts=counts)
-    return _all_different(x.numel(), (found, inverse, counted)) if is_assumed else (found, inverse, counted)
+    found, counted = _runs(device, x, runs, counts=counts)
+    made = found, inverse, counted
+    return _all_different(x.numel(), made) if values is None else made
 
 
 def _inverse(device: EmulatedDevice, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
