@@ -36,6 +36,7 @@ def _same_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     monkeypatch.setattr(sys, "argv", ["oomdoctor", "--target-batch", "256"])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "model", raising=False)  # another test's: the file would get another name
     yield
     for name, module in list(sys.modules.items()):
         if name.startswith("own_") or str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
