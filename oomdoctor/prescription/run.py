@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from oomdoctor.prescription.search import Keep
     from oomdoctor.progress import Progress
     from oomdoctor.remedies.file_edit import FileEdit
-    from oomdoctor.results import Accumulation
     from oomdoctor.results.prescribe import MeasuredRemedies, PrescribeStatus
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.answer import ProbeRun
@@ -206,8 +205,9 @@ def _document(  # noqa: PLR0913 - the parts of one
         code += tuple(PrescribedCode(*part) for part in framework_arguments(source, chosen.remedies))
     status = _status(request, first, chosen, is_written=unwritten is None) if is_whole else "interrupted"
     result = plain.result
+    planned = None if chosen is None else measuring.runs[chosen.remedies].result
     # of what the accumulation steps are told of; the same of the model, and none of a plan that nobody is given
-    warnings = result.warnings if chosen is None else measuring.runs[chosen.remedies].result.warnings
+    warnings = result.warnings if planned is None else planned.warnings
     return PrescribeDocument(
         command="prescribe",
         status=status,
@@ -228,7 +228,8 @@ def _document(  # noqa: PLR0913 - the parts of one
             alone=tuple(alone),
             combined=tuple(rows[1 + len(found.alone) :]),
             prescribed=next((row for row in rows if chosen and row.remedies == chosen.remedies), None),
-            accumulation=_accumulation(measuring, chosen),
+            accumulation=None if planned is None else planned.accumulation,
+            recommended_accumulation=None if planned is None else planned.recommended_accumulation,
             code=code,
             patch=prescription.patch,
             patch_problem=prescription.problem,
@@ -263,10 +264,6 @@ def _unwritten(request: PrescribeRequest, found: Found, prescription: Prescripti
     if why is None:
         why = "nothing is prescribed" if found.chosen is None else "there is no proven patch"
     return f"nothing was written to `{request.write.path}`: {why}"
-
-
-def _accumulation(measuring: Measuring, chosen: MeasuredRemedies | None) -> Accumulation | None:
-    return None if chosen is None else measuring.runs[chosen.remedies].result.accumulation
 
 
 def _code(edit: FileEdit, reference: Reference | None, optimizer: str) -> tuple[PrescribedCode, ...]:

@@ -317,15 +317,25 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
     if row.host_bytes:
         yield f"{format_size(row.host_bytes)} a micro-batch go to the host, and back"
     yield from row.notes
-    if result.accumulation is not None:
-        plan = result.accumulation
-        verb = "reaches" if plan.steps == 1 else "reach"
-        steps = count(plan.steps, "accumulation step")
-        if plan.effective_batch >= plan.target_batch:
-            yield f"{steps} {verb} the target batch of {plan.target_batch}"
-        else:
-            samples = count(plan.effective_batch, "sample")
-            yield f"{steps} {verb} {samples}, and not the target batch of {plan.target_batch}"
+    yield from _planned(result)
+
+
+def _planned(result: PrescribeResult) -> Iterator[str]:
+    """Yield the steps to the target batch: of the recommended size first, and of the maximum where those are fewer."""
+    plan, careful = result.accumulation, result.recommended_accumulation
+    if plan is None:
+        return
+    verb = "reaches" if plan.steps == 1 else "reach"
+    steps = count(plan.steps, "accumulation step")
+    if plan.effective_batch < plan.target_batch:
+        samples = count(plan.effective_batch, "sample")
+        yield f"{steps} {verb} {samples}, and not the target batch of {plan.target_batch}"
+    elif careful is None or careful.steps == plan.steps:
+        yield f"{steps} {verb} the target batch of {plan.target_batch}"
+    else:
+        more = f"{careful.steps} accumulation steps of up to {count(max(careful.micro_batches), 'sample')}"
+        yield f"{more} reach the target batch of {plan.target_batch} with the recommended size"
+        yield f"{plan.steps} of up to {max(plan.micro_batches)} {verb} it too, with less than that free"
 
 
 def _recommended(row: MeasuredRemedies, result: PrescribeResult) -> Iterator[str]:

@@ -145,7 +145,8 @@ class PrescribeResult:
         alone: Each remedy by itself, the best first; what saves nothing and what was not measured comes last.
         combined: Sets of remedies, in the order in which they were measured.
         prescribed: The row that is prescribed; None where nothing helps or is needed.
-        accumulation: How the prescribed row reaches the target batch; None where there is none.
+        accumulation: How the prescribed row reaches the target batch with the fewest steps, which may have
+            micro-batches up to the maximum; None where there is none.
         code: The prescribed remedies as code.
         patch: The same as a patch of the user's file, proven by a probe; None where there is none.
         patch_problem: Why there is no patch; None where there is one or nothing is prescribed.
@@ -154,6 +155,8 @@ class PrescribeResult:
         warnings: What to know before relying on them.
         advice: What can only be advised, since it is no change that a worker makes, a sentence each.
         interrupted: How much was done when somebody interrupted, and what was being measured; None where nobody did.
+        recommended_accumulation: How the prescribed row reaches it with micro-batches up to the recommended size; None
+            where none is recommended or there is no target batch.
     """
 
     target: str
@@ -179,3 +182,4 @@ class PrescribeResult:
     warnings: tuple[str, ...]
     advice: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     interrupted: str | None = field(default=None, metadata=ADDED_LATER)
+    recommended_accumulation: Accumulation | None = field(default=None, metadata=ADDED_LATER)

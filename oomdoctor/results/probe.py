@@ -168,6 +168,8 @@ class Trial:
         fixed_bytes: Bytes that stay allocated from one micro-step to the next once everything exists; None when the
             trial did not get that far.
         alloc_retries: Times the allocator had to give back its cache to go on; above 0 the size runs at the edge.
+        evaluation_retries: Of those, times since the first evaluation between training steps began, which needs other
+            blocks than training does: a run pays for them once in an evaluation, and not in each step.
         workspace_retries: Times that it did so for a workspace of cuDNN, without which PyTorch can do.
         workspace_bytes: Bytes of the largest workspace that cuDNN took; 0 where none was, or where that cannot be seen.
         swallowed_ooms: OOMs that the user's own code caught.
@@ -197,6 +199,7 @@ class Trial:
     workspace_bytes: int = field(default=0, metadata=ADDED_LATER)
     other_devices: tuple[DevicePeak, ...] = field(default=(), metadata=ADDED_LATER)
     timing_bytes: int = field(default=0, metadata=ADDED_LATER)
+    evaluation_retries: int = field(default=0, metadata=ADDED_LATER)
 
     @property
     def is_tight(self) -> bool:

@@ -89,7 +89,7 @@ def revised(recommended: int, trials: Sequence[Trial], *, maximum: int, allowed_
 def _is_comfortable(trial: Trial, allowed_bytes: int) -> bool:
     return (
         trial.outcome is Outcome.FITS
-        and not trial.alloc_retries
+        and trial.alloc_retries == trial.evaluation_retries
         and not trial.swallowed_ooms
         and trial.peak_reserved_bytes is not None
         and trial.peak_reserved_bytes <= allowed_bytes

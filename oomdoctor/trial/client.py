@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from oomdoctor.results.prescribe import StepCost
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.process import CancelToken
-    from oomdoctor.trial.worker_answers import StepTimed, TrialDone
+    from oomdoctor.trial.worker_answers import ProfileDone, StepTimed, TrialDone
 
 AnswerT = TypeVar("AnswerT")
 _WORKER: Final = "oomdoctor.trial.worker"
@@ -307,15 +307,21 @@ class WorkerTrialSource(TrialSource):
                 if trial.outcome is not Outcome.FITS:
                     return ProfileOutcome(None, trial.error, trial.outcome)
                 peak_allocated_bytes = trial.peak_allocated_bytes
-            self._ensure_loaded()
-            done = self._ask(
-                ProfileTrial(question, peak_allocated_bytes), f"recording memory at micro-batch {micro_batch}"
-            )
+            asked = ProfileTrial(question, peak_allocated_bytes)
+            done = self._profile(asked)
+            if done.profile.reason and not done.profile.is_fresh:  # it took plans that another trial had made
+                self.dependencies()
+                self.close()
+                done = self._profile(asked)
         except OomdoctorError as error:
             self._lose()
             return ProfileOutcome(None, error.message, Outcome.FAILED)
         self._keep_or_retire(done.held)
         return done.profile
+
+    def _profile(self, asked: ProfileTrial) -> ProfileDone:
+        self._ensure_loaded()
+        return self._ask(asked, f"recording memory at micro-batch {asked.trial.micro_batch}")
 
     def count_cost(self, micro_batch: int) -> StepCost | None:
         """Count what a forward and backward of a size that fits compute and touch; None where that fails.

@@ -71,6 +71,7 @@ class _Training:
     ends: list[int] = field(default_factory=list)
     builds_graph: bool = False
     generation: GenerationMemory | None = None
+    retries_of_training: int | None = None  # those before the first evaluation
 
     @property
     def ooms(self) -> int:
@@ -87,6 +88,11 @@ class _Training:
         """Times that it did so for workspaces that are optional."""
         # No more than there were: where the step itself gives back the cache, that looks like one of them.
         return min(workspace_retries() - self.workspace_retries_before, self._all_retries)
+
+    @property
+    def evaluation_retries(self) -> int:
+        """Of `alloc_retries`, those since the first evaluation between training steps began."""
+        return 0 if self.retries_of_training is None else self.alloc_retries - self.retries_of_training
 
     @property
     def plain_iterations(self) -> int:
@@ -110,8 +116,11 @@ class _Training:
         if question.until_settled and is_settled(self.ends):
             return True
         # What is left for blocks in each other's way differs from step to step; the fourth may fail where two fitted.
-        is_tight = not question.leaks and self._all_retries > 0 and step < ANSWER_ITERATIONS
-        return step >= question.iterations and not is_tight
+        return step >= question.iterations and not (self.is_tight(question) and step < ANSWER_ITERATIONS)
+
+    def is_tight(self, question: RunTrial) -> bool:
+        """Return whether one trial takes more steps, as the allocator gave back its cache."""
+        return not question.leaks and self._all_retries > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +190,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         peak_reserved_bytes=training.meter.peak_reserved_bytes,
         fixed_bytes=training.fixed_bytes,
         alloc_retries=training.alloc_retries,
+        evaluation_retries=training.evaluation_retries,
         workspace_retries=training.workspace_retries,
         workspace_bytes=workspace_bytes(),
         swallowed_ooms=swallowed,
@@ -321,6 +331,8 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
+        if between is not None and not training.ends and training.is_tight(question):
+            training.first_steps = ANSWER_ITERATIONS - 1
         if step <= training.first_steps:  # growth counts from the step before the first evaluation on
             continue
         if _was_last(training, question, started):
@@ -347,6 +359,8 @@ class _Between:
 
     def evaluate(self, training: _Training, iteration: int) -> None:
         """Evaluate two batches, the second while the output of the first is alive."""
+        if training.retries_of_training is None:
+            training.retries_of_training = training.alloc_retries
         batch = output = None
         phase = training.meter.micro_phase(iteration, 1, PhaseName.EVALUATION)
         with evaluating(self._setup.model), phase:

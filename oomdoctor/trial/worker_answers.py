@@ -192,11 +192,13 @@ class ProfileOutcome:
         memory: Memory by category and module; None where it could not be had.
         reason: Why it could not be had, or what it lacks; None where there is nothing to say.
         outcome: How the trial ended.
+        is_fresh: Whether a new worker would have done the same, as far as that is known.
     """
 
     memory: StepMemory | None
     reason: str | None
     outcome: Outcome
+    is_fresh: bool = True
 
 
 @dataclass(frozen=True, slots=True)

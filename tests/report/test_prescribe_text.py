@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,6 +123,18 @@ def test_a_command_that_is_told_no_accumulation_steps_does_not_reach_the_target_
     lines = shown(prescribed(accumulation=plan))
     assert "1 accumulation step reaches 20 samples, and not the target batch of 256." in lines
     assert "13 accumulation steps reach the target batch of 256." in shown(prescribed())
+
+
+def test_the_steps_of_the_recommended_size_are_told_before_those_of_the_maximum() -> None:
+    """Once where both are as many."""
+    careful = Accumulation(256, 1, 14, (19,) * 4 + (18,) * 10, 256, None, UniformPlan(19, 14, 266))
+    lines = shown(prescribed(recommended_accumulation=careful))
+    first = lines.index(
+        "14 accumulation steps of up to 19 samples reach the target batch of 256 with the recommended size."
+    )
+    assert lines[first + 1] == "13 of up to 20 reach it too, with less than that free."
+    as_many = replace(careful, steps=13, micro_batches=(20,) * 9 + (19,) * 4)
+    assert "13 accumulation steps reach the target batch of 256." in shown(prescribed(recommended_accumulation=as_many))
 
 
 def test_a_narrow_terminal_has_two_tables_with_a_remedy_a_line() -> None:

@@ -315,6 +315,8 @@ def profile(
             reason = f"{found[0].reason or _CHANGES}; so {detail.lack}" if detail.lack else None
             lines = lines_at(log, recorder.events, _note_operators(setup, question), memory.peak_event)
             return replace(outcome, memory=replace(memory, source_lines=lines), reason=reason)
+        if not found[0].is_fresh:  # its plans are those of other trials, and less detail does not change them
+            break
     first = next((one for one in found if one.memory is not None), None)
     return found[0] if first is None else replace(first, reason=_differs(found, peak_allocated_bytes))
 
@@ -376,13 +378,15 @@ def _recorder(setup: TrialSetup, detail: _Detail) -> ProfileMeter:
 def _record(
     setup: TrialSetup, question: RunTrial, recorder: ProfileMeter
 ) -> tuple[AllocationLog | None, ProfileOutcome]:
-    ended = run_trial(setup, question, recorder).trial
+    attempt = run_trial(setup, question, recorder)
+    ended, is_fresh = attempt.trial, attempt.is_fresh
     if ended.outcome is not Outcome.FITS or recorder.start is None:
-        return None, ProfileOutcome(None, f"the target fails while it is profiled ({ended.error})", ended.outcome)
+        why = f"the target fails while it is profiled ({ended.error})"
+        return None, ProfileOutcome(None, why, ended.outcome, is_fresh)
     try:
         log = build_log(recorder.start, recorder.events, recorder.marks)
     except HistoryMismatchError as error:
-        return None, ProfileOutcome(None, str(error), ended.outcome)
+        return None, ProfileOutcome(None, str(error), ended.outcome, is_fresh)
     names = [name for _, name in named_modules(setup.model)]
     memory = summarise(log, names, question.micro_batch, question.micro_steps, ended.peak_reserved_bytes or 0)
-    return log, ProfileOutcome(memory, None, ended.outcome)
+    return log, ProfileOutcome(memory, None, ended.outcome, is_fresh)
