@@ -278,8 +278,6 @@ class ProbeSearch:
             # A warm start that was right about the maximum knows the step well enough.
             if self._guessed and self._guessed.maximum == search.maximum and low < self._guessed.recommended < high:
                 return self._guessed.recommended
-            if any(trial.evaluation_retries for trial in self.trials):  # which do not count, and do in a replay
-                return None
             return self._source.predict_max(low, high, allowed_bytes=allowed, retries=False)
 
         return find_recommended(

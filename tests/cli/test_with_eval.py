@@ -41,6 +41,7 @@ def evaluation_step(model, batch):
 AS_LARGE = MODEL + "    return output\n"
 OF_EIGHT_CROPS = MODEL + "    return torch.cat([output] * 8)\n"
 KEEPS_THE_LAST = "last = None\n" + MODEL + "    global last\n    last = None\n    last = torch.cat([output] * 4)\n"
+OF_ONE_LARGE_BLOCK = MODEL + '    torch.empty(44 << 20, dtype=torch.uint8, device="cuda")\n'
 BUILDS_GRAPH = AS_LARGE.replace("@torch.no_grad()\n", "")
 BY_HAND = """
 CAPACITY = 64 * 2**20
@@ -133,6 +134,18 @@ def test_a_trace_gives_the_same_answer(tmp_path: Path, oomdoctor_here: Run) -> N
 
     assert traced["micro_batch"] == found["micro_batch"]
     assert traced["evaluation"] == found["evaluation"]
+
+
+def test_an_evaluation_that_gives_back_the_cache_does_not_lower_the_recommended_size(
+    tmp_path: Path, oomdoctor_here: Run
+) -> None:
+    """Training does so at no size, and what it leaves free is all that counts; the returns are told."""
+    (tmp_path / "model.py").write_text(OF_ONE_LARGE_BLOCK)
+    found = _probed(oomdoctor_here)
+    fitting = [trial for trial in found["trials"] if trial["outcome"] == "fits"]
+
+    assert found["micro_batch"]["recommended"] == found["micro_batch"]["maximum"] > 1
+    assert {trial["alloc_retries"] for trial in fitting} == {trial["evaluation_retries"] for trial in fitting} == {1}
 
 
 def test_the_phases_have_the_evaluation_between_the_steps(tmp_path: Path, oomdoctor_here: Run) -> None:

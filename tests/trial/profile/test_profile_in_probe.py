@@ -39,6 +39,23 @@ def training_step(model, batch):
     logits = model(batch).flatten(0, 1)
     return nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device="cuda"))
 """
+CONVOLUTIONS = """\
+import torch
+from torch import nn
+
+
+def build_model():
+    first, last = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(96, 32, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), nn.Conv2d(32, 96, 3, padding=1), nn.GroupNorm(8, 96), last)
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 3, 64, 64)
+
+
+def training_step(model, batch):
+    return model(batch).square().mean()
+"""
 VARYING = MLP.replace(
     "    return model(batch)",
     '    more = torch.empty(next(CALLS) << 18, dtype=torch.uint8, device="cuda")\n    return more.sum() + model(batch)',
@@ -84,6 +101,19 @@ def test_memory_is_told_by_line_and_operator(tmp_path: Path) -> None:
     at_loss = {part.operator for part in lines if part.line == f"model.py:{loss}"}
     assert "aten::_log_softmax_backward_data" in at_loss
     assert {part.operator for part in lines if part.category is Category.WEIGHTS} == {None}
+
+
+def test_plans_of_other_trials_do_not_change_the_memory_that_is_recorded(tmp_path: Path) -> None:
+    """Convolutions whose trial at the edge took smaller workspaces are recorded as in the trial that fitted."""
+    target = write_target(tmp_path, CONVOLUTIONS)
+    request = ProbeRequest(target, tmp_path, None, memory_bytes=1024 * MIB, engine="null", gpu="rtx-4090")
+    found = probe(request, SilentProgress()).result
+
+    assert any(trial.is_tight for trial in found.trials)
+    assert found.memory is not None
+    trial = next(trial for trial in found.trials if trial.micro_batch == found.micro_batch.maximum)
+    assert found.memory.peak_allocated_bytes == trial.peak_allocated_bytes
+    assert not any("no two trials" in warning for warning in found.warnings)
 
 
 def test_memory_at_a_size_of_ones_own_is_no_trial(tmp_path: Path) -> None:
