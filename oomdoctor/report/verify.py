@@ -278,8 +278,8 @@ def _facts(result: VerifyResult) -> Iterator[str]:
             f"relative, and up to {result.tolerance:.0e} counts as equal"
         )
         yield (
-            "both runs had one seed, an epoch cut to a few steps, and no dropout, autocast or clipping; each step left "
-            "the weights as they were"
+            "both runs had one seed, an epoch cut to a few steps of whole micro-batches, and no dropout, autocast or "
+            "clipping; each step left the weights as they were"
         )
         return
     yield (

@@ -340,7 +340,9 @@ class CommandJudge:
             self._blame("division", place, f"the gradient is {self.steps} times the whole batch's: nothing divides it")
         elif _near(scale, 1 / self.steps):
             self._blame(
-                "divided_twice", place, f"the gradient is 1/{self.steps} of the whole batch's: it is divided twice"
+                "divided_twice",
+                place,
+                f"the gradient is 1/{self.steps} of the whole batch's: a mean is divided twice, or a sum once",
             )
         else:
             self._blame("scale", place, f"the gradient is {scale:.3g} times the whole batch's")

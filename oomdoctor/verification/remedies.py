@@ -80,7 +80,8 @@ COMMAND_REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
         "OOM202",
     ),
     "divided_twice": VerifyRemedy(
-        "divide the loss once: Accelerate, Lightning and DeepSpeed divide it themselves, where they are told the steps",
+        "divide a mean once, and a sum over samples not at all: Accelerate, Lightning and DeepSpeed divide the loss "
+        "themselves, where they are told the steps",
         "",
     ),
     "scale": VerifyRemedy(
