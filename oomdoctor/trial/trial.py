@@ -64,6 +64,7 @@ class _Training:
     retries_before: int
     workspace_retries_before: int
     meter: TrialMeter
+    step: int = 1
     first_steps: int = 0  # those before the one that the first evaluation follows
     fixed_bytes: int | None = None
     loss_is_finite: bool = True
@@ -95,9 +96,10 @@ class _Training:
         return 0 if self.retries_of_training is None else self.alloc_retries - self.retries_of_training
 
     @property
-    def plain_iterations(self) -> int:
-        """Iterations that are told one by one; all that come after those are one, whose highest figures count."""
-        return self.first_steps + PLAIN_ITERATIONS
+    def iteration(self) -> int:
+        """As which iteration the step is told: all from the second to an evaluation, and all after it, are one."""
+        is_after = self.first_steps > 0 and self.step > self.first_steps + 1
+        return PLAIN_ITERATIONS + 1 if is_after else min(self.step, PLAIN_ITERATIONS)
 
     @property
     def _all_retries(self) -> int:
@@ -105,10 +107,10 @@ class _Training:
 
     def phases(self, *, has_failed: bool) -> tuple[Phase, ...]:
         """Return the memory of all phases; the one that failed, the last, with the step that it failed in."""
-        phases, step = self.meter.phases, self.first_steps + len(self.ends) + 1
-        if not has_failed or step <= self.plain_iterations or not phases:
+        phases = self.meter.phases
+        if not has_failed or self.iteration == self.step or not phases:
             return phases
-        return (*phases[:-1], replace(phases[-1], iteration=step))
+        return (*phases[:-1], replace(phases[-1], iteration=self.step))
 
     def is_over(self, question: RunTrial) -> bool:
         """Return whether no step has to follow those that have ended."""
@@ -315,19 +317,19 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     training.first_steps = 0 if between is None else PLAIN_ITERATIONS - 1
     started, seeds = time.monotonic(), itertools.count(_first_seed(question))
     for step in itertools.count(1):
-        iteration = min(step, training.plain_iterations)
+        training.step = step
         for micro_step in range(1, question.micro_steps + 1):
             training.fixed_bytes = _fixed_bytes((batch, loss))
-            with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
+            with meter.micro_phase(training.iteration, micro_step, PhaseName.FORWARD):
                 if setup.changes.drops_leftovers:
                     batch = loss = None
                 batch = place(checked_batch(setup, question.micro_batch, next(seeds)), setup.device)
                 meter.placed(batch)
                 loss = loss_of(setup, batch)
                 meter.computed(loss)
-            with meter.micro_phase(iteration, micro_step, PhaseName.BACKWARD):
+            with meter.micro_phase(training.iteration, micro_step, PhaseName.BACKWARD):
                 scaler.scale(loss / question.micro_steps).backward()  # type: ignore[no-untyped-call]
-        with meter.micro_phase(iteration, question.micro_steps, PhaseName.OPTIMIZER):
+        with meter.micro_phase(training.iteration, question.micro_steps, PhaseName.OPTIMIZER):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
@@ -338,7 +340,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
         if _was_last(training, question, started):
             break
         if between is not None:
-            between.evaluate(training, iteration)
+            between.evaluate(training)
     if setup.computes and loss is not None:
         training.loss_is_finite = bool(torch.isfinite(loss).item())
 
@@ -357,12 +359,12 @@ class _Between:
         self._evaluation = Evaluator(setup, without_graph=question.without_graph)
         self._first_seed = _first_seed(question)
 
-    def evaluate(self, training: _Training, iteration: int) -> None:
+    def evaluate(self, training: _Training) -> None:
         """Evaluate two batches, the second while the output of the first is alive."""
         if training.retries_of_training is None:
             training.retries_of_training = training.alloc_retries
         batch = output = None
-        phase = training.meter.micro_phase(iteration, 1, PhaseName.EVALUATION)
+        phase = training.meter.micro_phase(training.iteration, 1, PhaseName.EVALUATION)
         with evaluating(self._setup.model), phase:
             for seed in range(self._first_seed, self._first_seed + 2):
                 batch = place(checked_batch(self._setup, self._micro_batch, seed), self._setup.device)
@@ -381,8 +383,8 @@ def _evaluate(setup: TrialSetup, training: _Training, question: RunTrial) -> Non
     started = time.monotonic()
     with evaluating(setup.model):
         for step in itertools.count(1):
-            training.fixed_bytes = _fixed_bytes((batch, output))
-            with meter.micro_phase(min(step, PLAIN_ITERATIONS), 1, PhaseName.FORWARD):
+            training.step, training.fixed_bytes = step, _fixed_bytes((batch, output))
+            with meter.micro_phase(training.iteration, 1, PhaseName.FORWARD):
                 batch = place(checked_batch(setup, question.micro_batch, _first_seed(question) + step), setup.device)
                 meter.placed(batch)
                 output = evaluation.run(batch)
@@ -402,11 +404,10 @@ def _generate(setup: TrialSetup, training: _Training, question: RunTrial) -> Non
     started = time.monotonic()
     with evaluating(setup.model), torch.no_grad():
         for step in itertools.count(1):
-            iteration = min(step, PLAIN_ITERATIONS)
-            training.fixed_bytes = _fixed_bytes(())
-            with training.meter.micro_phase(iteration, 1, PhaseName.PREFILL):
+            training.step, training.fixed_bytes = step, _fixed_bytes(())
+            with training.meter.micro_phase(training.iteration, 1, PhaseName.PREFILL):
                 tokens = loop.prefill(question.micro_batch)
-            with training.meter.micro_phase(iteration, 1, PhaseName.DECODE):
+            with training.meter.micro_phase(training.iteration, 1, PhaseName.DECODE):
                 loop.decode(tokens)
             training.generation = loop.end_batch(question.micro_batch)
             del tokens
