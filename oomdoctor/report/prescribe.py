@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from oomdoctor.output import Terminal
-    from oomdoctor.results import MeasuredRemedies, PrescribeDocument, PrescribeResult
+    from oomdoctor.results import Accumulation, MeasuredRemedies, PrescribeDocument, PrescribeResult
 
 _COLUMNS: Final = (
     *("remedies", ">largest", ">recommended", ">saved", ">a sample", ">fixed"),
@@ -317,14 +317,12 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
     if row.host_bytes:
         yield f"{format_size(row.host_bytes)} a micro-batch go to the host, and back"
     yield from row.notes
-    yield from _planned(result)
+    if result.accumulation is not None:
+        yield from _planned(result.accumulation, result.recommended_accumulation)
 
 
-def _planned(result: PrescribeResult) -> Iterator[str]:
+def _planned(plan: Accumulation, careful: Accumulation | None) -> Iterator[str]:
     """Yield the steps to the target batch: of the recommended size first, and of the maximum where those are fewer."""
-    plan, careful = result.accumulation, result.recommended_accumulation
-    if plan is None:
-        return
     verb = "reaches" if plan.steps == 1 else "reach"
     steps = count(plan.steps, "accumulation step")
     if plan.effective_batch < plan.target_batch:

@@ -310,8 +310,7 @@ class WorkerTrialSource(TrialSource):
             asked = ProfileTrial(question, peak_allocated_bytes)
             done = self._profile(asked)
             if done.profile.reason and not done.profile.is_fresh:  # it took plans that another trial had made
-                self.dependencies()
-                self.close()
+                self._retire()
                 done = self._profile(asked)
         except OomdoctorError as error:
             self._lose()
@@ -398,8 +397,7 @@ class WorkerTrialSource(TrialSource):
         if may_be_to_blame:
             self._is_repeatable = False
         if not done.is_fresh or may_be_to_blame:
-            self.dependencies()
-            self.close()
+            self._retire()
             self._ensure_loaded()
             done = self._ask(question, what)
         self._kept_memory = done.keeps_memory
@@ -421,8 +419,12 @@ class WorkerTrialSource(TrialSource):
     def _keep_or_retire(self, held: HeldMemory) -> None:
         self.held = held
         if held != self._start:
-            self.dependencies()
-            self.close()
+            self._retire()
+
+    def _retire(self) -> None:
+        """Close a worker that is not to be asked again, once it has reported what the target used."""
+        self.dependencies()
+        self.close()
 
     def _lose(self) -> None:
         """Close a worker that cannot be asked any more."""
