@@ -206,6 +206,12 @@ class Trial:
         """Return whether the allocator had to give back its cache, for a workspace or for anything else."""
         return self.alloc_retries + self.workspace_retries > 0
 
+    @property
+    def evaluation_peak_bytes(self) -> int | None:
+        """Return the most bytes in live tensors while evaluating between training steps; None where it came to none."""
+        peaks = (phase.peak_allocated_bytes for phase in self.phases if phase.phase is PhaseName.EVALUATION)
+        return max(peaks, default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:

@@ -66,18 +66,16 @@ def evaluation_memory(
     at_maximum = [trial for trial in trials if trial.micro_batch == maximum and trial.outcome is Outcome.FITS]
     if not at_maximum:
         return None
-    peaks = dict.fromkeys((True, False), 0)
-    for phase in at_maximum[-1].phases:
-        is_asked = phase.phase is PhaseName.EVALUATION
-        peaks[is_asked] = max(peaks[is_asked], phase.peak_allocated_bytes)
+    phases = at_maximum[-1].phases
+    training_bytes = max(phase.peak_allocated_bytes for phase in phases if phase.phase is not PhaseName.EVALUATION)
+    peak_bytes = at_maximum[-1].evaluation_peak_bytes or 0
     above = [trial for trial in trials if trial.micro_batch == maximum + 1 and trial.outcome is Outcome.OOM]
     limit = _limit(max(above, key=lambda trial: trial.allowed_bytes), fits_without) if above else None
-    return EvaluationMemory(asked.micro_batch or maximum, peaks[True], peaks[False], limit)
+    return EvaluationMemory(asked.micro_batch or maximum, peak_bytes, training_bytes, limit)
 
 
 def _limit(above: Trial, fits_without: Callable[[int], bool]) -> EvaluationLimit:
     """Return what made a size run out, above which nothing fits."""
-    done = {phase.phase for phase in above.phases}
-    if PhaseName.EVALUATION not in done or not fits_without(above.micro_batch):
+    if above.evaluation_peak_bytes is None or not fits_without(above.micro_batch):
         return "training"
     return "evaluation" if above.phases[-1].phase is PhaseName.EVALUATION else "next_step"

@@ -22,7 +22,7 @@ from oomdoctor.errors import KINDS
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.errors import OomdoctorError
@@ -88,12 +88,12 @@ class EvaluationGraph:
     """Graph of an evaluation, for a backward that never comes.
 
     Attributes:
-        micro_batch: Size at which it was measured.
+        batch: Samples in each batch of the evaluation that was measured.
         peak_bytes: Peak of the evaluation as it is.
         peak_without_bytes: Peak of the same under `torch.no_grad()`.
     """
 
-    micro_batch: int
+    batch: int
     peak_bytes: int
     peak_without_bytes: int
 
@@ -102,9 +102,41 @@ class EvaluationGraph:
         saved = format_size(max(0, self.peak_bytes - self.peak_without_bytes))
         return (
             f"the evaluation builds a graph for a backward that never comes: {saved} of its peak of "
-            f"{format_size(self.peak_bytes)} at micro-batch {self.micro_batch}; put `@torch.no_grad()` above "
-            "`evaluation_step`"
+            f"{format_size(self.peak_bytes)} with batches of {self.batch}; {_NO_GRAD}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTooLarge:
+    """An evaluation that no size of training fits with, or no size of an evaluation alone.
+
+    Attributes:
+        micro_batch: Size that ran out, the smallest of all.
+        batch: Samples in each batch of the evaluation, where they are another number; None where they are not.
+        trains: Whether the size trains where nothing is evaluated between; None where nothing trains.
+        fits_without_graph: Whether the size fits with the evaluation under `torch.no_grad()`.
+    """
+
+    micro_batch: int
+    batch: int | None
+    trains: bool | None
+    fits_without_graph: bool
+
+    def warnings(self) -> Iterator[str]:
+        """Yield sentences for the result: what to change so that something fits; none where nothing is known."""
+        if self.fits_without_graph:
+            yield (
+                "the evaluation builds a graph for a backward that never comes: without it micro-batch "
+                f"{self.micro_batch} fits; {_NO_GRAD}"
+            )
+        if self.trains:
+            yield (
+                f"micro-batch {self.micro_batch} fits where nothing is evaluated between the training steps"
+                + (f"; a smaller `--eval-batch` than {self.batch} may fit with it" if self.batch else "")
+            )
+
+
+_NO_GRAD: Final = "put `@torch.no_grad()` above `evaluation_step`"
 
 
 @dataclass(slots=True)
@@ -126,6 +158,7 @@ class TrialNotes:
         communicators: Number of ranks of each NCCL communicator of a rank.
         builds_graph: Whether an evaluation built a graph, for a backward that never comes.
         graph: Peaks of an evaluation at one size with its graph and without; None where it built none.
+        too_large: The evaluation, where nothing fits with it; else None.
         generation: What generating takes at the maximum; None in the other modes.
     """
 
@@ -143,6 +176,7 @@ class TrialNotes:
     communicators: tuple[int, ...] = ()
     builds_graph: bool = False
     graph: EvaluationGraph | None = None
+    too_large: EvaluationTooLarge | None = None
     generation: GenerationMemory | None = None
 
     def add(self, ended: EndedProcess) -> None:

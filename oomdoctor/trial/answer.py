@@ -337,6 +337,8 @@ def _warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findin
         found.insert(0, grown)
     if (graph := source.notes.graph) is not None:
         found.insert(0, graph.warning())
+    if (too_large := source.notes.too_large) is not None:
+        found[:0] = too_large.warnings()
     return [*found, *_device_warnings(request, engine, source, findings), *findings.recorded.warnings]
 
 

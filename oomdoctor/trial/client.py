@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.results import Outcome
 from oomdoctor.search.growth import ANSWER_ITERATIONS, LONGEST_GROWTH, PLAIN_ITERATIONS, growth_of, outlasted
-from oomdoctor.search.trial_source import EvaluationGraph, TrialNotes, TrialSource
+from oomdoctor.search.trial_source import TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.protocol import (
     AskDevice,
@@ -237,33 +237,15 @@ class WorkerTrialSource(TrialSource):
         room = self.capacity_bytes - (done.trial.peak_allocated_bytes or 0)
         self.notes.growth = outlasted(growth, done.ends, micro_batch, room, ran_out=ran_out)
 
-    def weigh_graph(self, micro_batch: int) -> None:
-        """Note what the graph of an evaluation costs at a size that fits, where it builds one."""
-        if not self.notes.builds_graph:
-            return
-        question = self._question(micro_batch, 1, self.capacity_bytes)
-        peaks = [
-            self._run(replace(question, without_graph=without)).trial.peak_allocated_bytes for without in (False, True)
-        ]
-        self.notes.graph = EvaluationGraph(micro_batch, peaks[0] or 0, peaks[1] or 0)
+    def run_variation(self, micro_batch: int, *, micro_steps: int = 1, **changes: bool) -> TrialDone:
+        """Run a trial with all of the memory and one thing changed; it is not among those that the search knows.
 
-    def fits_without_evaluation(self, micro_batch: int, micro_steps: int) -> bool:
-        """Return whether a size fits with all of the memory where nothing is evaluated between the training steps."""
-        question = self._question(micro_batch, micro_steps, self.capacity_bytes)
-        return self._run(replace(question, without_evaluation=True)).trial.outcome is Outcome.FITS
-
-    def weigh_logits(self, micro_batch: int) -> None:
-        """Note what generating takes at a size that fits, and what all of the prompts' logits would take besides."""
-        if self._request.variant.generation is None:
-            return
-        question = self._question(micro_batch, 1, self.capacity_bytes)
-        found = self._run(question).generation
-        if found is not None and found.logits_argument is not None:
-            done = self._run(replace(question, all_logits=True))
-            runs = done.trial.outcome is Outcome.FITS
-            logits_bytes = done.generation.logits_bytes if runs and done.generation is not None else None
-            found = replace(found, all_logits_bytes=logits_bytes, runs_without=runs)
-        self.notes.generation = found
+        Args:
+            micro_batch: Samples in one forward and backward.
+            micro_steps: Micro-batches in each optimizer step.
+            changes: Those of `oomdoctor.trial.protocol.RunTrial`, such as `without_graph`.
+        """
+        return self._run(replace(self._question(micro_batch, micro_steps, self.capacity_bytes), **changes))
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""

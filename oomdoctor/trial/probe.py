@@ -33,6 +33,7 @@ from oomdoctor.trial.answer import (
 )
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.fastest import ThroughputRunner
+from oomdoctor.trial.inference_costs import explain_evaluation, fits_without_evaluation, weigh_graph, weigh_logits
 from oomdoctor.trial.process import CancelToken
 from oomdoctor.trial.profile_runner import ProfileRunner
 from oomdoctor.trial.several_devices import check_devices, told_devices, with_ddp
@@ -187,7 +188,7 @@ def _findings(request: ProbeRequest, run: _Run, progress: Progress, found: Findi
     if known and (request := replace(request, profiles=request.profiles and 0 < maximum < known)).profiles:
         request = replace(request, profile_micro_batch=None)
     if search is not None and answer is not None:
-        _take_more_steps(run, maximum)
+        _take_more_steps(request, run, search)
         yield (found := replace(found, evaluation=_evaluation(request, run, search)))
         if run.engine.kind == "trace" or not request.profiles:
             run.probe_search.try_profiled(request.profile_micro_batch, maximum)
@@ -206,12 +207,17 @@ def _findings(request: ProbeRequest, run: _Run, progress: Progress, found: Findi
         yield replace(found, least_memory=_least_memory(run, answer.recommended or maximum))
 
 
-def _take_more_steps(run: _Run, maximum: int) -> None:
-    """Note what the maximum takes beyond its trial, where anything fits."""
+def _take_more_steps(request: ProbeRequest, run: _Run, search: SearchResult) -> None:
+    """Note what the maximum takes beyond its trial; where nothing fits, what would."""
+    source, variant, maximum = run.source, request.variant, search.maximum
     if maximum:
-        run.source.outlast(maximum, micro_steps=run.probe_search.micro_steps(maximum))
-        run.source.weigh_graph(maximum)
-        run.source.weigh_logits(maximum)
+        source.outlast(maximum, micro_steps=run.probe_search.micro_steps(maximum))
+        weigh_graph(source, variant, maximum)
+        weigh_logits(source, variant, maximum)
+        return
+    ran_out = [trial for trial in run.probe_search.trials if trial.outcome is Outcome.OOM]
+    if ran_out and (variant.evaluation is not None or variant.mode == "eval"):
+        explain_evaluation(source, variant, min(ran_out, key=lambda trial: trial.micro_batch))
 
 
 class TrialsOfBuckets:
@@ -378,7 +384,7 @@ def _evaluation(request: ProbeRequest, run: _Run, search: SearchResult) -> Evalu
         return None
 
     def fits_without(size: int) -> bool:
-        return run.source.fits_without_evaluation(size, run.probe_search.micro_steps(size))
+        return fits_without_evaluation(run.source, size, run.probe_search.micro_steps(size))
 
     return evaluation_memory(asked, run.probe_search.trials, search.maximum, fits_without)
 

@@ -140,7 +140,7 @@ def test_a_forgotten_no_grad_is_named_with_its_bytes(tmp_path: Path, oomdoctor_h
     found = _evaluated(oomdoctor_here, tmp_path, step)
     size = found["micro_batch"]["maximum"]
     told = re.fullmatch(
-        rf"the evaluation builds a graph .*: ([\d.]+) MiB of its peak of [\d.]+ MiB at micro-batch {size}; "
+        rf"the evaluation builds a graph .*: ([\d.]+) MiB of its peak of [\d.]+ MiB with batches of {size}; "
         r"put `@torch.no_grad\(\)` above `evaluation_step`",
         found["warnings"][0],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from run_python import run_program
 from running import Run
+
+from oomdoctor.units import format_size
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
 
@@ -87,6 +90,7 @@ def largest(evaluates):
 
 print(largest(True), largest(False))
 """
+_GRAPH = re.compile(r"the evaluation builds a graph .*: (\S+ MiB) of its peak of (\S+ MiB) with batches of (\d+); ")
 PROBE = ("--gpu", "t4", "--capacity", "64MiB")
 
 
@@ -170,10 +174,36 @@ def test_an_evaluation_that_never_fits_is_named(tmp_path: Path, oomdoctor_here: 
     assert "nothing fits; micro-batch 1 runs out in evaluation, iteration 2" in ended.stdout
 
 
-def test_a_forgotten_no_grad_is_named_with_its_bytes(tmp_path: Path, oomdoctor_here: Run) -> None:
-    """The graph of the evaluation is told here too."""
+@pytest.mark.parametrize("batch", [None, 40])
+def test_a_forgotten_no_grad_is_named_with_its_bytes(tmp_path: Path, oomdoctor_here: Run, batch: int | None) -> None:
+    """They are those of the evaluation, with its own batches, also where the training steps take more."""
+    options = () if batch is None else ("--eval-batch", str(batch))
+    (tmp_path / "model.py").write_text(AS_LARGE)
+    without = _probed(oomdoctor_here, *options, "--target-batch", "24")["evaluation"]
     (tmp_path / "model.py").write_text(BUILDS_GRAPH)
-    assert _probed(oomdoctor_here)["warnings"][0].startswith("the evaluation builds a graph")
+    found = _probed(oomdoctor_here, *options, "--target-batch", "24")
+
+    peak_bytes = found["evaluation"]["peak_allocated_bytes"]
+    saved, peak, size = _GRAPH.findall(found["warnings"][0])[0]
+    assert peak == format_size(peak_bytes)
+    assert saved == format_size(peak_bytes - without["peak_allocated_bytes"])
+    assert int(size) == (batch or 24)
+
+
+def test_what_fits_instead_is_told_where_an_evaluation_lets_nothing_fit(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """Its graph and its batches are named where they are to blame, and the weights are not."""
+    (tmp_path / "model.py").write_text(BUILDS_GRAPH)
+    shown = [
+        " ".join(oomdoctor_here("probe", "model.py", "--with-eval", "--eval-batch", str(batch), *PROBE).stdout.split())
+        for batch in (96, 4096)
+    ]
+    graph = "without it micro-batch 1 fits; put `@torch.no_grad()` above `evaluation_step`"
+
+    assert [graph in text for text in shown] == [True, False]
+    for text, batch in zip(shown, (96, 4096), strict=True):
+        assert "micro-batch 1 fits where nothing is evaluated between the training steps" in text
+        assert f"a smaller `--eval-batch` than {batch} may fit with it" in text
+        assert "the weights take" not in text
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html", "github"])

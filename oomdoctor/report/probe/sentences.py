@@ -99,8 +99,9 @@ def failing_trial(result: ProbeResult) -> Trial | None:
 
 
 def shortfall(result: ProbeResult) -> str | None:
-    """Return the size of the weights against the capacity where nothing fits; None where not known."""
-    if result.micro_batch.maximum or result.weights_bytes is None:
+    """Return the size of the weights against the capacity where nothing fits; None where not known, or not to blame."""
+    ran_out = failing_trial(result)
+    if result.micro_batch.maximum or result.weights_bytes is None or (ran_out and ran_out.evaluation_peak_bytes):
         return None
     excess = result.weights_bytes - result.capacity_bytes
     weights, capacity = format_size(result.weights_bytes), format_size(result.capacity_bytes)
