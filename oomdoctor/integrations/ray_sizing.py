@@ -84,11 +84,13 @@ class _Ledger:
         """
         if request not in self._answers:
             self._answers[request] = asyncio.ensure_future(self._probed(request, node))
-        # Another who waits for the same answer shall have it also where this one's call is cancelled.
-        answer = await asyncio.shield(self._answers[request])
-        if isinstance(answer, OomdoctorError):
-            self._answers.pop(request, None)
-        return answer
+        finding = self._answers[request]
+        try:
+            # Another who waits for the same answer shall have it also where this one's call is cancelled.
+            return await asyncio.shield(finding)
+        finally:
+            if finding.done() and not _has_answer(finding) and self._answers.get(request) is finding:
+                del self._answers[request]  # a trial that Ray begins again asks anew
 
     async def probes(self) -> int:
         """Return how many probes were begun."""
@@ -115,6 +117,11 @@ class _Ledger:
             there = NodeAffinitySchedulingStrategy(node, soft=True)  # another node's, where this one was lost
             self._sizers[node] = _SIZER.options(scheduling_strategy=there).remote()
         return self._sizers[node]
+
+
+def _has_answer(finding: asyncio.Future[Answer]) -> bool:
+    failed = finding.cancelled() or finding.exception() is not None
+    return not failed and not isinstance(finding.result(), OomdoctorError)
 
 
 class _NodeSizer:

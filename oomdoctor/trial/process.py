@@ -86,6 +86,12 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def offer_to_oom_killer() -> None:
+    """Make this process the OOM killer's first choice; without effect where the kernel has no such file."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
 def kill_descendants() -> None:
     """Kill every process below this one, and wait until none is left."""
     deadline = time.monotonic() + _KILL_SECONDS
@@ -317,6 +323,7 @@ class CancelToken:
         os.close(self.fd)
 
 
+_CLOSED = -1
 Message = dict[str, Any]
 """One JSON object, as `WorkerChannel` carries it."""
 
@@ -377,11 +384,15 @@ class WorkerChannel:
                 return message
 
     def close(self) -> None:
-        """Close both ends."""
-        for fd in (self._read_fd, self._write_fd):
-            os.close(fd)
+        """Close both ends, once: another thread's file may have their numbers from then on."""
+        ends, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), _CLOSED, _CLOSED
+        for fd in ends:
+            if fd != _CLOSED:
+                os.close(fd)
 
     def _read_line(self, deadline: float | None) -> bytes:
+        if self._read_fd == _CLOSED:
+            raise ChannelClosedError
         while b"\n" not in self._pending:
             self._wait(deadline)
             chunk = os.read(self._read_fd, _CHUNK)

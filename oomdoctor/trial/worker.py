@@ -17,6 +17,7 @@ gc.disable()  # a seventh of the time that `import torch` takes: it makes a mill
 import platform
 import sys
 import traceback
+from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,7 @@ from oomdoctor.trial.loading import build_on_host, check_batches, place_model
 from oomdoctor.trial.lone_rank import RankOfFile, check_ranks
 from oomdoctor.trial.meters import WorkerMeter
 from oomdoctor.trial.placement import Placement, Replicas
-from oomdoctor.trial.process import ChannelClosedError, WorkerChannel, die_with_parent
+from oomdoctor.trial.process import ChannelClosedError, WorkerChannel, die_with_parent, offer_to_oom_killer
 from oomdoctor.trial.process_state import ProcessState, gives_back_all
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
@@ -117,14 +118,7 @@ if TYPE_CHECKING:
 gc.enable()
 
 
-_SCORE: Final = Path("/proc/self/oom_score_adj")
-_FIRST: Final = "1000"
-
-
-def offer_to_oom_killer() -> None:
-    """Make this process the OOM killer's first choice; without effect where the kernel has no such file."""
-    with suppress(OSError):
-        _SCORE.write_text(_FIRST, encoding="ascii")
+_LATEST: Final = 8
 
 
 def main(arguments: list[str]) -> int:
@@ -167,7 +161,7 @@ def _answer(worker: Worker, question: AnyQuestion) -> AnyAnswer:
         return Failed(TrialProblem.of(fault_of(error, zeros_read_count() - read_before, unknown_reads.reads(mark))))
     except BaseException as error:  # noqa: BLE001 - a bug of ours must reach the parent as such
         if isinstance(error, Exception) and not raised_in_user_code(error, worker.own_roots):
-            return Bug(traceback.format_exc())
+            return Bug(f"{traceback.format_exc()}{worker.history}")
         return Failed(TrialProblem.of(failure(error, "the target's code", worker.own_roots)))
 
 
@@ -181,9 +175,16 @@ class Worker:
     def __init__(self) -> None:
         self._recorder: WatchedWorker | None = None
         self._state: ProcessState | None = None
+        self._asked: deque[str] = deque(maxlen=_LATEST)
+
+    @property
+    def history(self) -> str:
+        """The kinds of the latest questions, for whoever looks into a bug."""
+        return f"process {os.getpid()}, parent {os.getppid()}, was asked {', '.join(self._asked)}"
 
     def answer(self, question: AnyQuestion) -> AnyAnswer:  # noqa: C901, PLR0911, PLR0912 - one a kind of question
         """Answer one question."""
+        self._asked.append(type(question).__name__)
         match question:
             case AskDevice():
                 return DeviceCard(current_card(current_device()))

@@ -246,6 +246,26 @@ def test_what_ends_its_sizer_is_asked_again() -> None:
     assert "died 3 times" in asked(deaths=99).message
 
 
+def test_what_fails_is_asked_anew() -> None:
+    """A trial that Ray begins again after an error, of whatever kind, does not get the same error from memory."""
+    question = sizing.build_question("model.py", {}, 8, "t4", {})
+
+    async def asked() -> list[str]:
+        ledger = _Ledger()
+
+        async def remote(_: object) -> OomdoctorError:
+            if ledger._probes == 1:
+                raise RuntimeError("a bug")
+            return NoAnswerError(f"answer {ledger._probes}")
+
+        ledger._sizer = lambda _: SimpleNamespace(ask=SimpleNamespace(remote=remote))  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="a bug"):
+            await ledger.ask(question, "a node")
+        return [str(await ledger.ask(question, "a node")) for _ in range(2)]
+
+    assert asyncio.run(asked()) == ["answer 2", "answer 3"]
+
+
 @pytest.mark.usefixtures("forked_workers")
 def test_workers_of_a_trainer_share_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer's plan is that of its number of workers and its accelerator; what does not fit is an error."""

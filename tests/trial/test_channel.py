@@ -89,3 +89,22 @@ def test_sending_to_nobody_is_noticed() -> None:
     with pytest.raises(ChannelClosedError):
         channel.send({"op": "trial"})
     channel.close()
+
+
+def test_a_closed_channel_touches_nobody_elses_pipe() -> None:
+    """Once it is closed its numbers are others': nothing is read from them, written to them, or closed."""
+    numbers = os.pipe()
+    channel = WorkerChannel(*numbers)
+    channel.close()
+    read, write = os.pipe()
+    assert (read, write) == numbers  # the lowest that are free
+    os.write(write, b"{}\n")
+
+    with pytest.raises(ChannelClosedError):
+        channel.receive(1)
+    with pytest.raises(ChannelClosedError):
+        channel.send({"of": "nobody"})
+    channel.close()
+    assert os.read(read, 99) == b"{}\n"
+    for end in (read, write):
+        os.close(end)
