@@ -130,11 +130,16 @@ class Reference:
     def call(self) -> str:
         """Return the call that builds the model, as a person writes it, such as `build_model(depth=24)`."""
         arguments = "" if self.hub is not None else (self.arguments or "").strip()
-        return f"{self.attribute or 'build_model'}({arguments})"
+        return f"{self.builder}({arguments})"
 
     def with_keywords(self, keywords: str) -> str:
         """Return the target with keywords for its model, such as `layers=2`, as a person writes it."""
-        return f"{self.location}({keywords})" if self.hub else f"{self.location}:build_model({keywords})"
+        return f"{self.location}({keywords})" if self.hub else f"{self.location}:{self.builder}({keywords})"
+
+    @property
+    def builder(self) -> str:
+        """Return the name of what builds the model."""
+        return self.attribute or "build_model"
 
 
 def parse_reference(text: str, *, directory: Path, verb: str = "probe", options: str = "") -> Reference:

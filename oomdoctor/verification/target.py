@@ -191,7 +191,7 @@ def _refuse_longer(smaller: Callable[[float, float], str], seconds: float, limit
         raise NoAnswerError(
             f"verifying would take about {max(1, round(seconds / 60))} minutes on this CPU: {why}",
             hint=f"{smaller(limit_seconds, seconds)}; whether accumulating is equal does not depend on the size. Or "
-            "raise `--trial-timeout`",
+            f"give this one its time: `--trial-timeout {_whole_minutes(seconds)}`",
         )
 
 
@@ -224,17 +224,20 @@ def _flops_per_second(dtype: torch.dtype) -> float:
     return float(3 * 2 * _SPEED_SIZE**3 / (time.perf_counter() - begin))
 
 
-_SMALLER: Final = (
-    "verify a smaller model of the same kind: give `build_model` parameters, as in `model.py:build_model(layers=2)`"
-)
-
-
 def _smaller(target: Target, divisor: int = 4) -> str:
     """Return how to name a smaller model, with the parameters that `build_model` has for its size."""
+    reference = target.reference
     if sizes := _divided_sizes(target, divisor):
-        smaller = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        return f"verify a smaller model of the same kind: `{target.reference.with_keywords(smaller)}`"
-    return _SMALLER
+        kept = {name: value for name, value in reference.kwargs.items() if name not in sizes}
+        words = ", ".join(f"{name}={value!r}" for name, value in {**kept, **sizes}.items())
+        return f"verify a smaller model of the same kind: `{reference.with_keywords(words)}`"
+    example = reference.with_keywords("layers=2")
+    return f"verify a smaller model of the same kind: give `{reference.builder}` parameters, as in `{example}`"
+
+
+def _whole_minutes(seconds: float) -> int:
+    """Return at least so many seconds in whole minutes."""
+    return math.ceil(seconds / 60) * 60
 
 
 def _divided_sizes(target: Target, divisor: int) -> dict[str, int]:
@@ -262,7 +265,7 @@ def _affordable(target: Target, laboratory: Laboratory, flops: int, limit_second
             hint, needed = _smaller(target, divisor), 2 * seconds * part
             if needed <= limit_seconds:
                 return hint
-            hint += f" with `--trial-timeout {math.ceil(needed / 60) * 60}`"
+            hint += f" with `--trial-timeout {_whole_minutes(needed)}`"
     return hint
 
 

@@ -156,6 +156,7 @@ def test_what_cannot_be_afforded_is_refused_with_a_smaller_model(model: Path, oo
     done = oomdoctor_here("verify", "model.py", "--trial-timeout", "60")
     assert done.returncode == 3, done.stderr
     (smaller,) = re.findall(r"`(model\.py:build_model\(.*?\))`", done.stderr)
+    assert re.search(r"Or give this one its time:\s+`--trial-timeout \d+0`", done.stderr)
     assert oomdoctor_here("verify", smaller, "--trial-timeout", "300").returncode == 0
 
 

@@ -254,6 +254,9 @@ def test_a_shorthand_names_a_model_of_a_library(tmp_path: Path) -> None:
     assert (reference.location, reference.path, reference.module) == ("timm:resnet50.a1_in1k", None, None)
     assert reference.call == "build_model()"
     assert reference.with_keywords("depth=2") == "timm:resnet50.a1_in1k(depth=2)"
+    (tmp_path / "net.py").touch()
+    of_file = parse_reference("net.py:make(depth=24)", directory=tmp_path)
+    assert of_file.with_keywords("depth=2") == "net.py:make(depth=2)"
 
     (tmp_path / "models/a (b)").mkdir(parents=True)
     for text, model in (
