@@ -22,6 +22,7 @@ from oomdoctor.report.plain_text import count
 from oomdoctor.request import ProbeRequest  # noqa: TC001
 from oomdoctor.results.document import Interrupted, PrescribeDocument
 from oomdoctor.results.prescribe import PrescribedCode, PrescribeResult
+from oomdoctor.search.probe_search import share_of
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.parallel import default_jobs
 from oomdoctor.trial.process import CancelToken
@@ -96,20 +97,28 @@ class PrescribeRequest:
             )
         if self.keep not in KEEPS:
             raise UsageError(f"`keep` is `{self.keep}`, which is none of its values", hint="one of same, rounding, any")
-        if self.need is not None and self.need < 1:
+        self._check_sizes()
+        if self.write is not None:
+            self.write.check()
+
+    def _check_sizes(self) -> None:
+        target_batch = self.probe.target_batch
+        if target_batch is not None:
+            share_of(target_batch, self.probe.world_size)
+        if self.need is None:
+            return
+        if self.need < 1:
             raise UsageError(f"`need` is {self.need}, and a micro-batch has 1 sample or more", hint="give a larger one")
-        if self.need is not None and self.probe.target_batch is not None and self.need > self.probe.target_batch:
+        if target_batch is not None and self.need > target_batch:
             raise UsageError(
-                f"a micro-batch of {self.need} is needed, and the target batch is {self.probe.target_batch}",
+                f"a micro-batch of {self.need} is needed, and the target batch is {target_batch}",
                 hint="raise the target batch, above which no micro-batch is tried",
             )
-        if self.need is not None and self.probe.target_batch is None and self.need > LARGEST_MICRO_BATCH:
+        if target_batch is None and self.need > LARGEST_MICRO_BATCH:
             raise UsageError(
                 f"a micro-batch of {self.need} is needed, and none above {LARGEST_MICRO_BATCH} is tried",
                 hint="ask for a smaller one",
             )
-        if self.write is not None:
-            self.write.check()
 
 
 def _alike(name: str) -> str:

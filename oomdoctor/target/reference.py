@@ -313,12 +313,12 @@ def _is_a_directory(location: str, path: Path) -> TargetError:
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """Return a question that names the nearest names, or None where nothing is near."""
-    files: dict[str, list[str]] = {}
+    stems: dict[str, list[str]] = {}  # an ending that all share makes none of them alike
     candidates = list(dict.fromkeys(known))
     for candidate in candidates:
-        files.setdefault(Path(candidate).name, []).append(candidate)
-    near = files.get(Path(name).name) or difflib.get_close_matches(name, candidates, n=3, cutoff=0.7)
-    near = near or [path for file in difflib.get_close_matches(Path(name).name, files) for path in files[file]]
+        stems.setdefault(Path(candidate).stem, []).append(candidate)
+    near = stems.get(Path(name).stem) or difflib.get_close_matches(name, candidates, n=3, cutoff=0.7)
+    near = near or [path for stem in difflib.get_close_matches(Path(name).stem, stems) for path in stems[stem]]
     return f"did you mean {_listed(near[:3], last='or')}?" if near else None
 
 

@@ -278,6 +278,7 @@ def test_the_budget_bounds_the_probes(tmp_path: Path) -> None:
         (("--with", "bf16", "--without", "bf16"), "`bf16` is asked for with `--with` and left out with `--without`"),
         (("--need", "65"), "a micro-batch of 65 is needed, and the target batch is 64"),
         (("--write", "no/such/file.py"), "no/such"),
+        (("--target-batch", "-3"), "error: target batch -3 is not a number of samples"),
     ],
 )
 def test_bad_questions(arguments: tuple[str, ...], message: str, oomdoctor_here: Run, tmp_path: Path) -> None:
@@ -286,6 +287,7 @@ def test_bad_questions(arguments: tuple[str, ...], message: str, oomdoctor_here:
     done = oomdoctor_here("prescribe", "model.py", *CARD, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+    assert "probes done" not in done.stderr
 
 
 def test_more_than_is_ever_tried_is_refused(oomdoctor_here: Run, tmp_path: Path) -> None:

@@ -153,6 +153,8 @@ def test_a_missing_file_is_answered_with_the_nearest(write: Write, tmp_path: Pat
     assert _refused("resnet.py", tmp_path).hint == "did you mean `models/resnet.py`?"
     assert _refused("train/", tmp_path).message.startswith("no such file: `train/` in ")
     assert _refused("gtp2", tmp_path).hint == "did you mean `gpt2`?"
+    write("unet.py")
+    assert "did you mean" not in str(_refused("nofile.py", tmp_path).hint)
 
 
 def test_a_directory_is_answered_with_the_files_in_it(write: Write, tmp_path: Path) -> None:
