@@ -333,7 +333,7 @@ def _planned(plan: Accumulation, careful: Accumulation | None) -> Iterator[str]:
     else:
         more = f"{careful.steps} accumulation steps of up to {count(max(careful.micro_batches), 'sample')}"
         yield f"{more} reach the target batch of {plan.target_batch} with the recommended size"
-        yield f"{plan.steps} of up to {max(plan.micro_batches)} {verb} it too, with less than that free"
+        yield f"{plan.steps} of up to {max(plan.micro_batches)} {verb} it too, with less memory free"
 
 
 def _recommended(row: MeasuredRemedies, result: PrescribeResult) -> Iterator[str]:

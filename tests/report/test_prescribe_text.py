@@ -132,7 +132,7 @@ def test_the_steps_of_the_recommended_size_are_told_before_those_of_the_maximum(
     first = lines.index(
         "14 accumulation steps of up to 19 samples reach the target batch of 256 with the recommended size."
     )
-    assert lines[first + 1] == "13 of up to 20 reach it too, with less than that free."
+    assert lines[first + 1] == "13 of up to 20 reach it too, with less memory free."
     as_many = replace(careful, steps=13, micro_batches=(20,) * 9 + (19,) * 4)
     assert "13 accumulation steps reach the target batch of 256." in shown(prescribed(recommended_accumulation=as_many))
 
