@@ -284,7 +284,7 @@ class Measuring:
             peak_bytes=trial.peak_allocated_bytes if trial else None,
             compared_peak_bytes=compared.peak_allocated_bytes if compared else None,
             bytes_per_sample=_slope(result.trials),
-            fixed_bytes=trial.fixed_bytes if trial else None,
+            fixed_bytes=_fixed(result.trials, trial) if trial else None,
             host_bytes=answer.host_bytes,
             acts_on=tuple(change.acts_on for change in answer.changes if change.acts_on),
             notes=tuple(change.note for change in answer.changes if change.note),
@@ -357,6 +357,23 @@ def _slope(trials: Sequence[Trial]) -> int | None:
         if high > low and large > small:
             return (high - low) // (large - small)
     return None
+
+
+def _fixed(trials: Sequence[Trial], at: Trial) -> int | None:
+    """Return what stays from step to step whatever the size is; at one size where no two tell.
+
+    A loop may keep what grows with it, such as the last step's logits.
+    """
+    known = [(trial.micro_batch, trial.fixed_bytes) for trial in trials if _stays_as(trial, at)]
+    small, low = min(known, default=(0, at.fixed_bytes), key=lambda each: each[0])
+    if at.fixed_bytes is None or low is None or at.micro_batch <= small:
+        return at.fixed_bytes
+    grown = max(0, at.fixed_bytes - low) * at.micro_batch // (at.micro_batch - small)
+    return max(0, at.fixed_bytes - grown)
+
+
+def _stays_as(trial: Trial, at: Trial) -> bool:
+    return trial.outcome is Outcome.FITS and trial.fixed_bytes is not None and _steps(trial) == _steps(at)
 
 
 def _duration(seconds: float) -> str:

@@ -383,7 +383,7 @@ def _legend(result: PrescribeResult) -> Iterator[str]:
         f"PyTorch; {result.probes} probes"
     )
     at = f"at micro-batch {result.plain.maximum}" if result.plain.maximum else "where sizes can be compared"
-    yield f"saved: bytes that the peak {at} is lower; a sample: what one more takes; fixed: what stays between steps"
+    yield f"saved: bytes that the peak {at} is lower; a sample: what one more takes; fixed: what stays at any size"
     if any("-" in _row(row, result) for row in _measured(result)):
         yield "-: none, or not known from the trials that were run"
     kept = {"same": "the same numbers", "rounding": "all but rounding", "any": "anything"}[result.keep]

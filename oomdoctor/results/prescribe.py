@@ -53,7 +53,8 @@ class MeasuredRemedies:
         peak_bytes: Peak of live tensors at the maximum.
         compared_peak_bytes: Peak at the maximum of the target as it is; None where that does not fit or is 0.
         bytes_per_sample: What a sample more takes; None where fewer than two sizes fit.
-        fixed_bytes: What stays from step to step at the maximum.
+        fixed_bytes: What stays from step to step whatever the size, such as weights and optimizer state; where no two
+            sizes tell, what stays at the maximum.
         host_bytes: Bytes that a forward at the maximum moves to the host, and the backward moves back.
         acts_on: What each acts on.
         cost: What each costs, in words.

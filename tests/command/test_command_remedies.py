@@ -176,6 +176,23 @@ def test_what_cannot_be_applied_says_why(run: Run) -> None:
     assert rows["bf16-weights"]["problem"] == "the program's optimizer holds the weights before the model is called"
 
 
+def test_what_a_loop_keeps_of_its_batch_is_not_fixed(run: Run, tmp_path: Path) -> None:
+    """Only weights and the optimizer's state stay at any size, and are what ranks could share."""
+    (tmp_path / "train.py").write_text(
+        _PROGRAM.replace("cross_entropy(model(words)", "cross_entropy((kept := model(words))")
+    )
+    without = [word for name in BY_ID for word in ("--without", name)]
+    card = ("--gpu", "t4", "--capacity", "512MiB", "--json", "-q")
+    done = run("prescribe", *card, *without, "--", PYTHON, "train.py", "{micro_batch}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+
+    weights = 1000 * 64 + 4 * (64 * 256 + 256 + 256 * 64 + 64) + 64 * 1000 + 1000
+    kept_bytes = result["plain"]["maximum"] * 64 * 1000 * 4
+    assert kept_bytes > 10 * (held_bytes := 3 * 4 * weights)
+    assert result["plain"]["fixed_bytes"] == pytest.approx(held_bytes, rel=0.1)
+
+
 def test_code_of_a_program_is_for_its_places() -> None:
     """Lines say where in a program without the functions of a file they go; decorators become contexts."""
     edit = FileEdit(
