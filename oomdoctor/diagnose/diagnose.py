@@ -18,6 +18,7 @@ from oomdoctor.diagnose.snapshot.reading import looks_like_snapshot, read_snapsh
 from oomdoctor.diagnose.snapshot.summary import summarise
 from oomdoctor.diagnose.sources import LARGEST_BYTES, head, looks_like_report, read_report
 from oomdoctor.diagnose.text.printed_tables import MARKS, read_cards, read_summary
+from oomdoctor.diagnose.text.reading import looks_binary
 from oomdoctor.diagnose.text.scan import scan
 from oomdoctor.diagnose.text.trend import judge_readings
 from oomdoctor.errors import UsageError
@@ -52,6 +53,7 @@ class _Found:
     cards: tuple[CardReading, ...] = ()
     memory_summary: MemorySummary | None = None
     empty: list[str] = field(default_factory=list)
+    binary: list[str] = field(default_factory=list)
 
 
 _SAVED: Final = re.compile(rf'"command": ?"(?:{"|".join(COMMANDS)})"'.encode())
@@ -94,6 +96,7 @@ def read_sources(sources: Sequence[Source]) -> JudgedEvidence:
         cards=found.cards,
         memory_summary=found.memory_summary,
         empty_sources=tuple(found.empty),
+        binary_sources=tuple(found.binary),
     )
 
 
@@ -111,7 +114,9 @@ def _read(source: Source, found: _Found) -> None:
             found.snapshots.append((folder, read_snapshot(data, source.name)))
         else:
             scanned = scan(stream, source.name)
-            found.events += read_events(scanned.windows)
+            events = [*read_events(scanned.windows)]
+            found.events += events
+            found.binary += [source.name] if looks_binary(start) and not events else []
             found.trends += [scanned.trend] if scanned.trend is not None else []
             found.cards = read_cards(scanned.tables.get(MARKS[0], ())) or found.cards
             found.memory_summary = read_summary(scanned.tables.get(MARKS[1], ())) or found.memory_summary
@@ -234,6 +239,7 @@ def read_notes(situation: Situation) -> Iterator[str]:
     if situation.batch_size == 1 and situation.on_gpu:
         yield "the batch is a single sample already, so that a smaller batch is no remedy"
     yield from (f"`{name}` is empty" for name in situation.case.empty_sources)
+    yield from (f"`{name}` is no text, in which no error is found" for name in situation.case.binary_sources)
     yield from read_warnings(situation.case.unknown_reads, "the program")
 
 

@@ -103,6 +103,7 @@ class JudgedEvidence:
         cards: What the last table of `nvidia-smi` in a log says.
         memory_summary: What the last `torch.cuda.memory_summary()` in a log says.
         empty_sources: Names of those that hold no byte.
+        binary_sources: Names of those that are no text, and in which no error was found.
     """
 
     sources: tuple[str, ...]
@@ -120,6 +121,7 @@ class JudgedEvidence:
     cards: tuple[CardReading, ...] = ()
     memory_summary: MemorySummary | None = None
     empty_sources: tuple[str, ...] = ()
+    binary_sources: tuple[str, ...] = ()
 
 
 # `batch_size=256`, `--per-device-train-batch-size 8`, `"batch_size": 4`, `bs=16`.

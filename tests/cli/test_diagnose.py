@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import pickle
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +222,27 @@ def test_an_empty_log_is_said_to_be_empty(oomdoctor_here: Run, tmp_path: Path) -
     assert "`train.log` is empty." in ended.stdout
     assert "errors go to standard error, which a log has only with `2>&1`" in ended.stdout
     assert "$ oomdoctor run -- python train.py" in ended.stdout
+
+
+def test_what_is_no_text_is_said_to_be_none(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Random bytes are named as no log; an error that stands among them is found all the same."""
+    noise = random.Random(0).randbytes(5000)
+    (tmp_path / "noise").write_bytes(noise)
+    (tmp_path / "both").write_bytes(
+        noise + b"\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    )
+    none, one = (oomdoctor_here("diagnose", name) for name in ("noise", "both"))
+    assert (none.returncode, one.returncode) == (3, 0)
+    assert "`noise` is no text, in which no error is found." in none.stdout
+    assert "is no text" not in one.stdout
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1", "gbk"])
+def test_text_of_any_encoding_is_text(oomdoctor_here: Run, tmp_path: Path, encoding: str) -> None:
+    """With colours, bells and progress bars, too."""
+    line = "\x1b[32mstep 1\x1b[0m\r  5%|#####     | 1/20\x08\x07\r\n"
+    (tmp_path / "train.log").write_text(("损失" if encoding == "gbk" else "é") + line * 50, encoding=encoding)
+    assert json.loads(oomdoctor_here("diagnose", "train.log", "--json").stdout)["result"]["notes"] == []
 
 
 def test_a_log_without_an_error_gets_a_next_step(oomdoctor_here: Run, tmp_path: Path) -> None:

@@ -156,6 +156,19 @@ def _wide_encoding(beginning: bytes) -> str | None:
     return patterns.get((nul[0], nul[1], nul[2], nul[3]))
 
 
+_CONTROL_BYTES: Final = bytes([*range(8), *range(14, 27), *range(28, 32), 127])
+"""Those that neither text nor the colours, bells and overwritten lines of a terminal have."""
+_MOST_CONTROL: Final = 0.03
+
+
+def looks_binary(beginning: bytes) -> bool:
+    """Return whether a beginning is that of no text; packed text, and that of wide characters, is text."""
+    if beginning.startswith(_GZIP_MAGIC) or _wide_encoding(beginning[:_LOOKED_AT_BYTES]) is not None:
+        return False
+    control = len(beginning) - len(beginning.translate(None, _CONTROL_BYTES))
+    return control > _MOST_CONTROL * len(beginning)
+
+
 LONGEST_LINE: Final = 8192
 """Characters of a line that are kept."""
 
