@@ -42,9 +42,8 @@ _BACKWARD: Final = 3
 """FLOPs of forward and backward together over those of the forward."""
 _BATCHED: Final = 0.5
 """Time of a sample in a batch over that of a sample alone."""
-_USABLE: Final = 0.25
-"""Part of a matrix product's speed at which a whole step runs on a CPU."""
 _SPEED_SIZE: Final = 512
+_SPEED_RUNS: Final = 5
 _SIZE_WORDS: Final = ("layer", "depth", "block", "width", "dim", "hidden", "embd", "channel", "head")
 
 
@@ -176,7 +175,7 @@ def _check_cost(target: Target, laboratory: Laboratory, parts: int, dtype: torch
     """Refuse what takes longer than the limit or has no room: by its FLOPs, before it runs, then by a sample's time."""
     flops = _forward_flops(target, laboratory)
     passes = _WHOLE_BATCHES * laboratory.samples
-    seconds = flops * _BACKWARD * passes / (_flops_per_second(dtype) * _USABLE)
+    seconds = flops * _BACKWARD * passes / _flops_per_second(dtype)  # no step is faster than a matrix product
     smaller = partial(_affordable, target, laboratory, flops)
     _refuse_longer(smaller, seconds, limit_seconds, f"a sample's forward is {flops / 1e9:,.2f} GFLOP")
     _check_memory(target, laboratory.model, parts)
@@ -215,13 +214,14 @@ def _forward_flops(target: Target, laboratory: Laboratory) -> int:
 
 
 def _flops_per_second(dtype: torch.dtype) -> float:
-    """Measure the speed of a matrix product."""
+    """Measure the speed of a matrix product, at its best: others may use the CPU meanwhile."""
     matrix = torch.ones(_SPEED_SIZE, _SPEED_SIZE, dtype=dtype)
-    matrix @ matrix
-    begin = time.perf_counter()
-    for _ in range(3):
+    seconds = []
+    for _ in range(_SPEED_RUNS):
+        begin = time.perf_counter()
         matrix @ matrix
-    return float(3 * 2 * _SPEED_SIZE**3 / (time.perf_counter() - begin))
+        seconds.append(time.perf_counter() - begin)
+    return float(2 * _SPEED_SIZE**3 / min(seconds))
 
 
 def _smaller(target: Target, divisor: int = 4) -> str:
@@ -259,7 +259,7 @@ def _builder(target: Target) -> Callable[..., object]:
 def _affordable(target: Target, laboratory: Laboratory, flops: int, limit_seconds: float, seconds: float) -> str:
     """Return the name of a smaller model that takes half of the limit; where none does, the smallest and its time."""
     hint = _smaller(target)
-    for divisor in _DIVISORS:
+    for divisor in _DIVISORS if _divided_sizes(target, 1) else ():
         with suppress(Exception):  # sizes that the user's code does not take together
             part = _flops_of_smaller(target, laboratory, divisor) / flops
             hint, needed = _smaller(target, divisor), 2 * seconds * part

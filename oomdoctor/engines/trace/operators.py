@@ -27,6 +27,7 @@ from oomdoctor.engines.trace.kernels import (
     recurrent,
     reductions,
     sorting,
+    transformer,
 )
 from oomdoctor.engines.trace.layouts import adds_in_place, meta_like, plain_name, resize
 from oomdoctor.engines.trace.op_trace import NO_TEMPORARIES
@@ -247,6 +248,7 @@ def autograd_overrides(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
         **convolutions.overrides(),
         **normalization.overrides(),
         **sparse_refusals(),
+        **transformer.overrides(device),
         "linear": _linear,
         "dropout": _dropout,
         "scaled_dot_product_attention": attend,

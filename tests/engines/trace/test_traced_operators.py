@@ -65,7 +65,8 @@ def _differing(
 
 
 _OLDEST_KINDS = (
-    "derivatives", "layers", "losses", "numbers", "pictures", "places", "quantization", "sweeps", "transforms", "views",
+    "derivatives", "fast paths", "layers", "losses", "numbers", "pictures", "places", "quantization", "sweeps",
+    "transforms", "views",
 )  # fmt: skip
 """All but the decompositions: 2.6 leaves many of them to MAGMA, whose copies are its own."""
 

@@ -17,6 +17,7 @@ import torch
 from operator_cases import (
     decompositions,
     derivatives,
+    fast_paths,
     layers,
     losses,
     numbers,
@@ -32,6 +33,7 @@ from operator_cases.making import Case
 KINDS = {
     "decompositions": decompositions.CASES,
     "derivatives": derivatives.CASES,
+    "fast paths": fast_paths.CASES,
     "layers": layers.CASES,
     "losses": losses.CASES,
     "pictures": pictures.CASES,
