@@ -192,12 +192,12 @@ def prescription(entry: CheckedEntry, configuration: str) -> str | None:
     """Return the `oomdoctor prescribe` line that answers an entry's broken limit; None where no remedy is asked for.
 
     Args:
-        entry: The entry; of a command, whose remedies are its own, there is no line.
+        entry: The entry; of a command, whose remedies are its own, and of what does not train there is no line.
         configuration: The configuration file, from whose folder the target is given.
     """
     probe = entry.probe
     limit = next((limit for limit in broken(entry) if limit.name in _PRESCRIBED), None)
-    if limit is None or probe is None or probe.command_plan is not None:
+    if limit is None or probe is None or probe.command_plan is not None or probe.mode != "train":
         return None
     is_file = target_file(entry.target) is not None
     target = str(PurePath(configuration).parent / entry.target) if is_file else entry.target

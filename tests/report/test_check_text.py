@@ -33,7 +33,7 @@ from oomdoctor.output import Terminal
 from oomdoctor.report import verdicts as words
 from oomdoctor.report.check import text as render
 from oomdoctor.report.terminal import MINIMUM_WIDTH
-from oomdoctor.results import CheckDocument, Limit, LimitName
+from oomdoctor.results import CheckDocument, Limit, LimitName, Mode, Variant
 
 REPORT_AT_80 = """\
 verdict  entry                 card       micro-batch  steps
@@ -227,6 +227,14 @@ def test_a_card_with_its_own_capacity_is_prescribed_for_without_one() -> None:
     limit = Limit(LimitName.FITS, 1, 0, holds=False, text="")
     line = words.prescription(broken(target="model.py", limits=(limit,), probe=probe), "oomdoctor.toml")
     assert line == "oomdoctor prescribe model.py --gpu rtx-4090 --need 1"
+
+
+@pytest.mark.parametrize("mode", ["eval", "generate"])
+def test_nothing_is_prescribed_for_what_does_not_train(mode: Mode) -> None:
+    """Remedies are measured in training, which an evaluation that does not fit is not."""
+    probe = replace(gpt2().result, variant=Variant(mode=mode))
+    limit = Limit(LimitName.FITS, 1, 0, holds=False, text="")
+    assert words.prescription(broken(target="model.py", limits=(limit,), probe=probe), "oomdoctor.toml") is None
 
 
 @pytest.mark.parametrize(
