@@ -33,7 +33,8 @@ from oomdoctor.output import Terminal
 from oomdoctor.report import verdicts as words
 from oomdoctor.report.check import text as render
 from oomdoctor.report.terminal import MINIMUM_WIDTH
-from oomdoctor.results import CheckDocument, Limit, LimitName, Mode, Variant
+from oomdoctor.results import CheckDocument, Limit, LimitName, Variant
+from oomdoctor.results.variant import Mode
 
 REPORT_AT_80 = """\
 verdict  entry                 card       micro-batch  steps
