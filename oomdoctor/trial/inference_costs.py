@@ -1,4 +1,4 @@
-"""What an evaluation, or generating, takes beside what it has to: sizes run once more with one thing changed."""
+"""Costs of an evaluation, of its graph, and of a prompt's logits: sizes run once more with one thing changed."""
 
 from __future__ import annotations
 

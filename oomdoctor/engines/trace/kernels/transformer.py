@@ -29,35 +29,13 @@ _ANY_HEAD: Final = (2, 14)
 """First version taken to fuse heads of any size: seen on null GPUs in 2.15, and not in 2.6."""
 _PERSISTENT_LONGEST: Final = 1024
 """Longest row of scores that the kernel of masked scores keeps in registers."""
+_OF_ATTENTION: Final = 6
+"""How many of a layer's arguments after its input are those of its attention."""
 _FUSED: Final = ("flash", "efficient", "cudnn")
 
 
-class _Layer(NamedTuple):
-    """The arguments of `_transformer_encoder_layer_fwd` after its input."""
-
-    embed_dim: int
-    num_heads: int
-    qkv_weight: torch.Tensor
-    qkv_bias: torch.Tensor
-    proj_weight: torch.Tensor
-    proj_bias: torch.Tensor
-    use_gelu: bool
-    norm_first: bool
-    eps: float
-    norm_weight_1: torch.Tensor
-    norm_bias_1: torch.Tensor
-    norm_weight_2: torch.Tensor
-    norm_bias_2: torch.Tensor
-    ffn_weight_1: torch.Tensor
-    ffn_bias_1: torch.Tensor
-    ffn_weight_2: torch.Tensor
-    ffn_bias_2: torch.Tensor
-    mask: torch.Tensor | None = None
-    mask_type: int | None = None
-
-
 class _Heads(NamedTuple):
-    """The arguments of `_native_multi_head_attention` after its inputs."""
+    """The arguments of `_native_multi_head_attention` after its inputs; a layer begins with those without defaults."""
 
     embed_dim: int
     num_heads: int
@@ -75,6 +53,24 @@ class _Heads(NamedTuple):
         return self.embed_dim // self.num_heads
 
 
+class _Layer(NamedTuple):
+    """The arguments of `_transformer_encoder_layer_fwd` after those of its attention."""
+
+    use_gelu: bool
+    norm_first: bool
+    eps: float
+    norm_weight_1: torch.Tensor
+    norm_bias_1: torch.Tensor
+    norm_weight_2: torch.Tensor
+    norm_bias_2: torch.Tensor
+    ffn_weight_1: torch.Tensor
+    ffn_bias_1: torch.Tensor
+    ffn_weight_2: torch.Tensor
+    ffn_bias_2: torch.Tensor
+    mask: torch.Tensor | None = None
+    mask_type: int | None = None
+
+
 def overrides(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
     """Return the operators of this family above autograd, which never records them."""
     return {
@@ -84,14 +80,14 @@ def overrides(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
 
 
 def _encoder_layer(device: EmulatedDevice, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-    layer = _Layer(*args, **kwargs)
+    layer = _Layer(*args[_OF_ATTENTION:], **kwargs)
+    heads = _Heads(*args[:_OF_ATTENTION])._replace(mask=layer.mask, need_weights=False)
     if src.numel() == 0:
         return src.clone()
     norms = (layer.norm_weight_1, layer.norm_bias_1), (layer.norm_weight_2, layer.norm_bias_2)
     first, second = (partial(_norm, layer, weight, bias) for weight, bias in norms)
-    heads = (*layer[:6], layer.mask, False, True, layer.mask_type)
     x = first(src) if layer.norm_first else src
-    x = _multi_head_attention(device, x, x, x, *heads)[0].add_(src)
+    x = _attended(device, heads, x, x, x)[0].add_(src)
     if not layer.norm_first:
         x = first(x)
     before = x
@@ -102,7 +98,7 @@ def _encoder_layer(device: EmulatedDevice, src: torch.Tensor, *args: Any, **kwar
 
 
 def _norm(layer: _Layer, weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return functional.layer_norm(x, (layer.embed_dim,), weight, bias, layer.eps)
+    return functional.layer_norm(x, weight.shape, weight, bias, layer.eps)
 
 
 def _feed_forward(layer: _Layer, x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +115,12 @@ def _multi_head_attention(
     *args: Any,  # noqa: ANN401 - PyTorch's signature
     **kwargs: Any,  # noqa: ANN401
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    heads = _Heads(*args, **kwargs)
+    return _attended(device, _Heads(*args, **kwargs), query, key, value)
+
+
+def _attended(
+    device: EmulatedDevice, heads: _Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     if query is key and key is value and _is_fused(device, heads, query):
         return _fused_attention(heads, query), None
     packed = _packed(heads, query, key, value)
