@@ -44,7 +44,7 @@ run: $(INSTALLED)  ## Probe the GPT-2 example on a card this machine does not ne
 
 .PHONY: test
 test: $(INSTALLED) $(OLDEST)/.installed  ## Run the whole suite
-	OOMDOCTOR_TEST_PYTHONS=$(CURDIR)/$(OLDEST)/bin/python $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=60 --durations-min=15
+	OOMDOCTOR_TEST_PYTHONS=$(CURDIR)/$(OLDEST)/bin/python $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=200 --durations-min=5
 
 .PHONY: quick
 quick: $(INSTALLED)  ## Run the tests that need neither the null GPU nor much time

@@ -164,6 +164,10 @@ _PLAIN_WORDS: Final = {
 """Words of the library that reads options, by what is said instead."""
 
 
+_OF_CARDS: Final = re.compile(r"no such option: --(gpu|device|engine|capacity)\b")
+"""Options of other commands that somebody tries with one that needs no card."""
+
+
 def _print_usage(message: str, command: str) -> int:
     """Print a mistake on the command line as every other error, with the command whose help has the options."""
     if message.startswith("Usage:"):  # no command at all is answered with the help
@@ -172,4 +176,7 @@ def _print_usage(message: str, command: str) -> int:
     for found, said in _PLAIN_WORDS.items():
         message = re.sub(found, said, message)
     message = f"{message[:1].lower()}{message[1:]}".removesuffix(".")
-    return _print_error(UsageError(message, hint=f"`{command} --help` lists what there is"))
+    hint = f"`{command} --help` lists what there is"
+    if command.endswith(" verify") and _OF_CARDS.match(message):
+        message, hint = message.partition(" (")[0], f"`verify` compares on the CPU, which needs no card; {hint}"
+    return _print_error(UsageError(message, hint=hint))

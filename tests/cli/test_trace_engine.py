@@ -26,6 +26,13 @@ def build_model():
     torch.save(model.state_dict(), "weights.pt")
     return model
 """
+_WITH_GAPS = """
+def training_step(model, batch):
+    kernel = torch.zeros(1, 1, 3, 3, device=batch.device)
+    picture = model(batch).view(1, 1, 8, -1)
+    return torch.nn.functional.conv_transpose2d(picture, kernel, output_padding=1, dilation=2).sum()
+"""
+"""Its output is padded by a stride, which cuDNN does not do."""
 _IN_BACKWARD = """
 def training_step(model, batch):
     outputs = model(batch)
@@ -191,6 +198,7 @@ def test_a_step_that_depends_on_data_is_named(oomdoctor_here: Run, tmp_path: Pat
     [
         ("build_model", _SAVES, "`torch.save` cannot be traced, at "),
         ("training_step", _IN_BACKWARD, "`aten.multi_margin_loss_backward` cannot be traced; none of your lines"),
+        ("training_step", _WITH_GAPS, "`aten.convolution` cannot be traced, at "),
     ],
 )
 def test_what_cannot_be_traced_is_nobodys_fault(

@@ -38,6 +38,17 @@ def test_every_mistake_has_one_form(
     assert "Input should be" not in ended.stderr
 
 
+def test_a_card_for_verify_is_answered_with_where_it_runs(oomdoctor_here: Run) -> None:
+    """Who names a card is told that none is used, and not an option that is spelled alike."""
+    ended = oomdoctor_here("verify", "gpt2", "--gpu", "t4")
+
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "error: no such option: --gpu\n\nhint: `verify` compares on the CPU, which needs no card; "
+        "`oomdoctor verify --help` lists what there is\n"
+    )
+
+
 def test_no_command_is_answered_with_the_help(oomdoctor_here: Run) -> None:
     """Nothing at all is a question about everything."""
     ended = oomdoctor_here()

@@ -236,8 +236,11 @@ _ONLY_ENGINE: Final = (3, 2)
 
 
 _FORMULAS_WITH_SUMS: Final = (
-    "LinalgCholeskyExBackward0", "LinalgLuBackward0", "LinalgLuFactorExBackward0", "LinalgLuSolveBackward0",
-    "LinalgPinvBackward0", "LinalgQrBackward0", "LinalgSvdBackward0", "LogcumsumexpBackward0",
+    "Atan2Backward0", "LinalgCholeskyExBackward0", "LinalgLuBackward0", "LinalgLuFactorExBackward0",
+    "LinalgLuSolveBackward0", "LinalgPinvBackward0", "LinalgPolarBackward0", "LinalgQrBackward0", "LinalgSvdBackward0",
+    "LogcumsumexpBackward0", "LuUnpackBackward0", "MvlgammaBackward0", "NativeGroupNormBackward0",
+    "SpecialI1EBackward0", "SpecialModifiedBesselK1Backward0", "StdMeanBackward0", "TriangularSolveBackward0",
+    "VarMeanBackward0",
 )  # fmt: skip
 """Nodes whose formula adds gradients itself, out of place. What the engine adds after one looks the same from here: the
 engine's sums are far rarer behind these."""

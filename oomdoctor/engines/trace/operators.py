@@ -223,6 +223,9 @@ def _compare(device: EmulatedDevice, first: torch.Tensor, second: torch.Tensor) 
     """Return whether two tensors are equal: what is read is zero, unless a check asks or there is nothing to read."""
     if first.shape != second.shape or not first.numel():
         return first.shape == second.shape
+    if first.data_ptr() == second.data_ptr() and first.stride() == second.stride():
+        return True
+    (first == second).all()
     return device.note_read()
 
 
@@ -263,7 +266,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
         return torch.matmul(x, weight.t())
     if x.dim() == _MATRIX:
         return torch.addmm(bias, x, weight.t())
-    if bias.dim() == 1 and x.is_contiguous() and x.dim() > 1:
+    if bias.dim() == 1 and x.is_contiguous():
         flat = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t())
         return flat.view(*x.shape[:-1], flat.shape[-1])
     return torch.matmul(x, weight.t()).add_(bias)

@@ -22,8 +22,9 @@ _REPEATED: Final = (
     "TransposeBackward0", "UnfoldBackward0", "UnsqueezeBackward0", "ViewBackward0",
 )  # fmt: skip
 """Gradient functions of views that CUDA has one `AsStridedBackward0` for, after an operation in place."""
-_FILLING: Final = ("diagonal_backward", "select_backward", "slice_backward", "unfold_backward")
-"""Operators in such functions that fill zeros of the input's size, which `AsStridedBackward0` has done by then."""
+_FILLING: Final = ("diagonal_backward", "select_backward", "slice_backward")
+"""Operators in such functions that fill zeros of the input's size, which `AsStridedBackward0` has done by then; and
+`unfold_backward`."""
 _WRITES_SECOND: Final = torch.ops.aten._copy_from.default  # noqa: SLF001 - an operator
 """The operator below `copy_`, whose second argument is written to."""
 
@@ -103,13 +104,29 @@ def _hook(view: torch.Tensor) -> None:
 
 def overrides() -> dict[str, Any]:
     """Return kernels, by their operators' names, that fill no zeros where a hook has copied a gradient."""
-    return dict.fromkeys(_FILLING, _fill)
+    return {**dict.fromkeys(_FILLING, _fill), "unfold_backward": _fold}
 
 
 def _fill(gradient: torch.Tensor, input_size: list[int], *_: int) -> torch.Tensor:
-    base = getattr(gradient.untyped_storage(), "_oomdoctor_base", None)
+    base = _copied_base(gradient)
     if base is None:
         return gradient.new_zeros(input_size)
     size = tuple(input_size)
     stride = base.stride if size == base.size else torch.empty(size, device="meta").stride()
     return strided_view(gradient, size, stride, 0)
+
+
+def _fold(gradient: torch.Tensor, input_size: list[int], dim: int, size: int, step: int) -> torch.Tensor:
+    """Fill zeros, and count the positions along a dimension whose windows overlap.
+
+    Source: `unfold_backward`, UnfoldBackward.cpp.
+    """
+    filled = _fill(gradient, input_size)
+    if step < size and _copied_base(gradient) is None and filled.dim() and filled.numel():
+        torch.empty(input_size[dim], dtype=torch.int64, device=gradient.device)
+    return filled
+
+
+def _copied_base(gradient: torch.Tensor) -> _Geometry | None:
+    """Return what a hook copied a gradient for; None where none did."""
+    return getattr(gradient.untyped_storage(), "_oomdoctor_base", None)

@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
     """Run attention as CUDA does; the arguments are those of PyTorch's operator."""
     asked = _attention_call(query, *args, **kwargs)
     output = _run_attention(card, asked, scale)
-    return output if asked.query.dim() == query.dim() else output[0]
+    return output if asked.query.dim() == query.dim() else output.squeeze(0)
 
 
 def chosen_attention_kernel(card: Card, *args: Any, scale: float | None = None, **kwargs: Any) -> str:  # noqa: ANN401, ARG001

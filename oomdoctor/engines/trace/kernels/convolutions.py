@@ -24,7 +24,7 @@ from oomdoctor.engines.cudnn import Convolution, TensorLayout, can_ask, regular_
 from oomdoctor.engines.cudnn_library import card_properties
 from oomdoctor.engines.trace.layouts import CHANNELS_LAST, copied_bytes, has_channels_last_strides, suggested_layout
 from oomdoctor.engines.trace.op_trace import OptionalWorkspace, Temporaries
-from oomdoctor.engines.trace.refusals import mismatch_error
+from oomdoctor.engines.trace.refusals import mismatch_error, untraceable
 from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ class _Settings(NamedTuple):
             for values in (self.padding, self.stride, self.dilation)
         )
 
+    @property
+    def has_large_output_padding(self) -> bool:
+        """Return whether the output is padded by a stride or more. Source: `is_output_padding_big`, Convolution.cpp."""
+        return any(padding >= step for padding, step in zip(self.output_padding, self.stride, strict=False))
+
     def as_picture(self) -> _Settings:
         """Return the settings of a signal that runs as a picture of one row."""
         return self._replace(
@@ -85,6 +90,8 @@ def _convolution_forward(
     device: EmulatedDevice, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any  # noqa: ANN401
 ) -> torch.Tensor:  # fmt: skip
     settings = _Settings(*rest)
+    if settings.has_large_output_padding:
+        raise untraceable("aten.convolution", "PyTorch's own transposed convolution, which cuDNN does not run")
     convolve = operator_named("convolution")
     metas = [torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, weight)]
     try:

@@ -12,6 +12,7 @@ cards with torch 2.15.
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -79,12 +80,13 @@ def _nonzero(device: EmulatedDevice, x: torch.Tensor) -> torch.Tensor:
     """Count what is not zero, and find it."""
     values = _known_or_noted(x)
     count = x.numel() if values is None else int(values.count_nonzero())
+    copy = x.contiguous()
     counted = device.block(_WORD)
     device.call_library(_COUNT, x.numel())
     found = device.tensor((x.dim(), count), (count, 1), torch.int64).t()
     if x.dim():
         device.call_library(_FIND, x.numel())
-    del counted
+    del counted, copy
     if values is None and can_keep(found):
         keep_values(found, torch.ones(x.shape, dtype=torch.bool, device="cpu").nonzero())
     return found
@@ -122,7 +124,8 @@ def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:  # n
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:  # noqa: ANN401 - a tensor
-    whole, chosen = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]
+    given = [tensor if tensor.dim() else tensor.unsqueeze(0) for tensor in (x, mask)]
+    whole, chosen = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
     return torch.ops.aten.index.Tensor(whole, places_of_masks(whole, [chosen]))
 
 
@@ -305,9 +308,12 @@ def _run_bytes(call: OperatorCall) -> Temporaries:
 
 
 def _prefixes(call: OperatorCall) -> Temporaries:
-    """Return the place of each number that is put, and the storage of their sum."""
-    count = call.args[1].numel()
-    return Temporaries(after=(count * _INDEX_BYTES, inclusive_scan_bytes(count, torch.int64)))
+    """Return the place of each number that is put, a mask that is not as large, and the storage of their sum."""
+    target, mask = call.args[:2]
+    shape = torch.broadcast_shapes(target.shape, mask.shape)  # type: ignore[no-untyped-call]
+    count = prod(shape)
+    copy = (count,) if mask.shape != shape or not mask.is_contiguous() else ()
+    return Temporaries(after=(count * _INDEX_BYTES, *copy, inclusive_scan_bytes(count, torch.int64)))
 
 
 TEMPORARIES: Final[TemporariesByName] = {

@@ -3,14 +3,14 @@
 cuFFT tells the size of a work area on a GPU alone. It is counted as on a null GPU: nothing for short transforms since
 CUDA 13, else as many complex numbers as the complex side has, which the documentation names as the least.
 
-Source: `_fft_r2c_cufft`, `_fft_c2r_cufft` and `_exec_fft`, SpectralOps.cpp; `unfold_backward`, UnfoldBackward.cpp; for
-the rule see `cufft.c` of the null GPU.
+Source: `_fft_r2c_cufft`, `_fft_c2r_cufft` and `_exec_fft`, SpectralOps.cpp; for the rule see `cufft.c` of the null
+GPU.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.op_trace import OperatorCall, TemporariesByName
 
 _TRANSFORMS: Final = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
-_LONG: Final = 8
 _SHORT, _SHORT_OUTER = 512, 128
 _SINCE_CUDA: Final = 13
 _CUDA_13_WHEELS: Final = (2, 11)
@@ -57,19 +56,25 @@ def _work_area(name: str, args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _transform(name: str, call: OperatorCall) -> Temporaries:
-    """Take the work area; what becomes real is copied before, since cuFFT overwrites it."""
+    """Take the work area; what becomes real is copied before, since cuFFT overwrites it, and so is what has gaps."""
     given = call.args[0]
-    copy = (given.numel() * given.element_size(),) if name == "_fft_c2r" else ()
-    return Temporaries(after=(*copy, *_work_area(name, call.args)))
+    nbytes = given.numel() * given.element_size()
+    copies: tuple[int, ...] = ()
+    if name == "_fft_c2r":
+        given, copies = torch.empty(given.shape, device="meta"), (nbytes,)
+    if not _has_one_batch(given, call.args[1]):
+        copies += (nbytes,)
+    return Temporaries(after=(*copies, *_work_area(name, call.args)))
 
 
-def _unfold_backward(call: OperatorCall) -> Temporaries:
-    """Count the positions along the dimension."""
-    sizes, dim = call.args[1:3]
-    return Temporaries(after=(sizes[dim] * _LONG,) if math.prod(sizes) else ())
+def _has_one_batch(given: torch.Tensor, dims: Sequence[int]) -> bool:
+    """Return whether the dimensions that are not transformed are one, in the order of their strides."""
+    chosen = {dim % given.dim() for dim in dims}
+    rest = sorted(({*range(given.dim())} - chosen), key=given.stride, reverse=True)
+    return all(
+        given.stride(outer) == given.shape[inner] * given.stride(inner)
+        for outer, inner in pairwise(dim for dim in rest if given.shape[dim] > 1)
+    )
 
 
-TEMPORARIES: Final[TemporariesByName] = {
-    **{name: partial(_transform, name) for name in _TRANSFORMS},
-    "unfold_backward": _unfold_backward,
-}
+TEMPORARIES: Final[TemporariesByName] = {name: partial(_transform, name) for name in _TRANSFORMS}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from oomdoctor.engines.trace.layouts import HALF_TYPES, plain_name
 from oomdoctor.engines.trace.op_trace import NO_TEMPORARIES, Temporaries, Workspace
 from oomdoctor.engines.trace.torch_internals import TORCH
 from oomdoctor.units import KIB
@@ -32,6 +33,8 @@ _OLD_WORKSPACE: Final = 8_519_680
 _NEW_WORKSPACE: Final = 32 << 20
 _LT_WORKSPACE: Final = 1 << 20
 _TEMPORARY_WORKSPACES: Final = (2, 15)
+_FUSES_PLANES: Final = (2, 15)
+"""A version in which cuBLASLt adds matrices as well; not in 2.6, between which nothing is known."""
 _UNIFIED: Final = (2, 8)
 """First version in which cuBLASLt uses the workspace that cuBLAS keeps."""
 
@@ -52,7 +55,15 @@ def cublas_workspace(card: Card) -> tuple[AllocationStep, ...]:
 
 
 def _product_temporaries(call: OperatorCall) -> Temporaries:
+    """Take nothing where there is nothing to add up, but for two vectors."""
+    factors = _factors(call)
+    if not all(factor.numel() for factor in factors) and factors[0].dim() + factors[1].dim() >= _PLANE + 1:
+        return NO_TEMPORARIES
     return Temporaries(after=(*_copies(call), *cublas_workspace(call.card)))
+
+
+def _factors(call: OperatorCall) -> list[torch.Tensor]:
+    return [given for given in call.args if isinstance(given, torch.Tensor)][-2:]
 
 
 def _batched_product_temporaries(call: OperatorCall) -> Temporaries:
@@ -63,22 +74,23 @@ def _batched_product_temporaries(call: OperatorCall) -> Temporaries:
 
 
 def _copies(call: OperatorCall) -> tuple[int, ...]:
-    """Return the bytes of the copies of factors whose layout cuBLAS cannot read, such as an expanded gradient.
+    """Return the bytes of the copies of factors that cuBLAS cannot read: an expanded gradient, or conjugate rows.
 
     Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, Blas.cpp.
     """
-    matrices = [given for given in call.args if isinstance(given, torch.Tensor)][-2:]
     return tuple(
         matrix.numel() * matrix.element_size()
-        for matrix in matrices
-        if matrix.dim() > 1 and not _is_readable(matrix) and not (matrix.dim() > _PLANE and matrix.is_contiguous())
+        for matrix in _factors(call)
+        if matrix.dim() > 1 and not _is_readable(matrix)
     )
 
 
 def _is_readable(matrix: torch.Tensor) -> bool:
-    """Return whether the rows or the columns of a matrix are contiguous."""
+    """Return whether the rows of a matrix are contiguous, or the columns, which it may read as their conjugates."""
     (rows, columns), (row_step, column_step) = matrix.shape[-2:], matrix.stride()[-2:]
-    return (row_step == 1 and column_step >= max(1, rows)) or (column_step == 1 and row_step >= max(1, columns))
+    if matrix.is_contiguous() or (column_step == 1 and row_step >= max(1, columns)):
+        return not matrix.is_conj()
+    return row_step == 1 and column_step >= max(1, rows)
 
 
 def _has_temporary_workspace() -> bool:
@@ -87,9 +99,7 @@ def _has_temporary_workspace() -> bool:
 
 def _addmm_temporaries(call: OperatorCall) -> Temporaries:
     """Take the workspace of cuBLASLt where it adds the bias as well, else that of a product."""
-    bias, _, right = call.args[:3]
-    fused = bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == right.shape[1] and min(right.shape) > 1
-    if not fused or call.kwargs.get("beta", 1) != 1:
+    if not _adds_in_product(call) or not all(matrix.numel() for matrix in _factors(call)):
         return _product_temporaries(call)
     lt = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", "0")) * KIB or _LT_WORKSPACE
     copies = _copies(call)
@@ -97,6 +107,18 @@ def _addmm_temporaries(call: OperatorCall) -> Temporaries:
         return Temporaries(after=(*copies, lt))
     kept = Workspace("cublas", _workspace_bytes(call.card))
     return Temporaries(after=(*copies, kept) if TORCH >= _UNIFIED else (*copies, lt, kept))
+
+
+def _adds_in_product(call: OperatorCall) -> bool:
+    """Return whether cuBLASLt adds the bias: one of a row, or in half precision and out of place one of all rows."""
+    bias, left, right = call.args[:3]
+    beta, row = call.kwargs.get("beta", 1), right.shape[1:]
+    if bias.is_complex() or not bias.is_contiguous() or min(right.shape) <= 1:
+        return False
+    if bias.shape == row or (_FUSES_PLANES <= TORCH and bias.shape == (1, *row)):
+        return bool(beta == 1)
+    is_whole = _FUSES_PLANES <= TORCH and bias.shape == (left.shape[0], *row)
+    return is_whole and bool(beta) and bias.dtype in HALF_TYPES and plain_name(call.operator) == "addmm"
 
 
 TEMPORARIES: Final[TemporariesByName] = {

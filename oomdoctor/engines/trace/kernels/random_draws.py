@@ -1,7 +1,8 @@
 """Random numbers: cuDNN's dropout state, and draws that take more than they return.
 
 Source: `multinomial_out`, Distributions.cpp, and `multinomial_with_replacement_kernel_impl`, MultinomialKernel.cu;
-`randperm_out_cuda`, Randperm.cu; `normal_impl_`, DistributionTemplates.h; torch 2.6 to 2.15.
+`randperm_out_cuda`, Randperm.cu; `normal_impl_`, DistributionTemplates.h, and `bernoulli_kernel` of the
+one for CUDA; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oomdoctor.engines.trace.kernels.sorting import SORT_PAIRS, select_largest
+from oomdoctor.engines.trace.layouts import plain_name
 from oomdoctor.engines.trace.op_trace import LibraryFunction, OperatorCall, Temporaries, Workspace
 from oomdoctor.engines.trace.torch_internals import TORCH
 
@@ -36,8 +38,18 @@ def dropout_state_bytes(card: Card) -> int:
     return card.sm_count * card.max_threads_per_sm * _STATE_BYTES_A_THREAD
 
 
+def _probabilities(call: OperatorCall) -> Temporaries:
+    """Cast probabilities to fp32, or to fp64 for numbers of that type."""
+    tensors = [given for given in call.args if isinstance(given, torch.Tensor)]
+    needed = torch.float64 if tensors[0].dtype is torch.float64 else torch.float32
+    is_given = len(tensors) == 2 or plain_name(call.operator) == "bernoulli"  # noqa: PLR2004 - the numbers and these
+    given = tensors[-1]
+    return Temporaries(after=(given.numel() * needed.itemsize,) if is_given and given.dtype is not needed else ())
+
+
 TEMPORARIES: Final[TemporariesByName] = {
-    _DROPOUT_STATE: (lambda call: Temporaries(after=(Workspace(_DROPOUT_STATE, dropout_state_bytes(call.card)),)))
+    _DROPOUT_STATE: (lambda call: Temporaries(after=(Workspace(_DROPOUT_STATE, dropout_state_bytes(call.card)),))),
+    **dict.fromkeys(("bernoulli", "bernoulli_"), _probabilities),
 }
 
 _IS_NEW: Final = TORCH >= (2, 7)

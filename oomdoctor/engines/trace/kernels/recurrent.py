@@ -30,6 +30,7 @@ _SAVED_A_LAYER: Final = {0: 1, 1: 1, 2: 5, 3: 6}
 _HEADER_BYTES: Final = 256
 _PRODUCT_BYTES: Final = 8 << 20
 _UNIT_BYTES: Final = 32
+_MATRICES: Final = 2
 _PADDED: Final = 3
 """Dimensions of a batch of sequences of one length; packed ones have one less."""
 
@@ -117,19 +118,33 @@ def _split_buffer(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[tor
     return found
 
 
-def _new_buffer(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate a buffer for all weights."""
-    return torch.zeros(sum(weight.numel() for weight in weights), dtype=dtype, device=weights[0].device)
+def _new_buffer(weights: Sequence[torch.Tensor], a_layer: int, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a buffer for all weights, with so many a layer."""
+    return torch.zeros(_buffer_numbers(weights, a_layer), dtype=dtype, device=weights[0].device)
+
+
+def _buffer_numbers(weights: Sequence[torch.Tensor], a_layer: int) -> int:
+    """Return the numbers of a buffer: cuDNN's has two biases for each gate, also where the network has none."""
+    first = weights[::a_layer]
+    biases = 0 if _has_biases(a_layer) else sum(2 * weight.shape[0] for weight in first)
+    return sum(weight.numel() for weight in weights) + biases
+
+
+def _has_biases(a_layer: int) -> bool:
+    """Return whether layers have biases: more weights than two matrices and a projection."""
+    return a_layer > _MATRICES + 1
 
 
 def _forward(*args: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - a kernel's arguments
     call, settings = _Forward(*args[: len(_Forward._fields)]), _Settings(*args[len(_Forward._fields) :])
-    buffer = _new_buffer(call.weight, call.weight[0].dtype) if call.weight_buf is None else call.weight_buf
     x = _time_first(call.x, settings).contiguous()
     hx, cx = call.hx.contiguous(), None if call.cx is None else call.cx.contiguous()
     output = x.new_empty(*x.shape[:-1], settings.state_size * (1 + settings.bidirectional))
     hy = torch.empty_like(hx)
     cy = x.new_empty(0) if cx is None else torch.empty_like(cx)
+    buffer = call.weight_buf
+    if buffer is None:
+        buffer = _new_buffer(call.weight, call.weight_stride0, call.weight[0].dtype)
     workspace = _byte_tensor(x, _workspace_bytes(settings, x))
     reserve = _byte_tensor(x, _reserve_bytes(settings, x) if settings.train else 0)
     del workspace
@@ -159,8 +174,10 @@ def _backward(*args: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a kernel's argum
 def _weight_gradients(call: _Backward, settings: _Settings, workspace: int) -> list[torch.Tensor]:
     copy = _time_first(call.x, settings).contiguous()
     whole = torch.zeros_like(call.weight_buf)
-    _byte_tensor(copy, workspace)
-    return _split_buffer(whole, call.weight)
+    _held = _byte_tensor(copy, workspace)
+    if _has_biases(call.weight_stride0):
+        return _split_buffer(whole, call.weight)
+    return [torch.empty_like(weight) for weight in call.weight]  # what is not in the order of the buffer is copied
 
 
 def _time_first(tensor: torch.Tensor, settings: _Settings) -> torch.Tensor:
@@ -208,9 +225,9 @@ def _byte_tensor(like: torch.Tensor, size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=like.device)
 
 
-def _flatten(weights: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
+def _flatten(weights: Sequence[torch.Tensor], a_layer: int, *_: object) -> torch.Tensor:
     """Move all weights into one buffer."""
-    whole = _new_buffer(weights, weights[0].dtype)
+    whole = _new_buffer(weights, a_layer, weights[0].dtype)
     for weight, part in zip(weights, _split_buffer(whole, weights), strict=True):
         weight.data = part
     return whole
@@ -276,21 +293,22 @@ def _run_network(device: EmulatedDevice, mode: int, x: torch.Tensor, batch_sizes
     projection = state.shape[2] if state.shape[2] != units else 0
     if settings.train and settings.dropout > 0:
         device.keep_dropout_state()
-    given = _cast_for_autocast(_NetworkInputs(x, state, cell, params, _buffer_of(params)))
+    a_layer = (2 * _MATRICES if settings.has_biases else _MATRICES) + bool(projection)
+    given = _cast_for_autocast(_NetworkInputs(x, state, cell, params, _buffer_of(params, a_layer)), a_layer)
     with torch.autocast("cuda", enabled=False):
         results = _aten._cudnn_rnn(  # noqa: SLF001 - as C++ does
-            given.x, given.params, (4 if settings.has_biases else 2) + bool(projection), given.weights, given.state,
+            given.x, given.params, a_layer, given.weights, given.state,
             given.cell, mode, units, projection, settings.layers, settings.batch_first, settings.dropout,
             settings.train, settings.bidirectional, batch_sizes, None,
         )  # fmt: skip
     return results[: 3 if mode == _LSTM else 2]
 
 
-def _cast_for_autocast(given: _NetworkInputs) -> _NetworkInputs:
+def _cast_for_autocast(given: _NetworkInputs, a_layer: int) -> _NetworkInputs:
     """Cast all to fp16 under autocast, whatever its type: the weights into a new buffer, then cell, state and input."""
     if not torch.is_autocast_enabled("cuda") or given.x.dtype is torch.float64:
         return given
-    whole = _new_buffer(given.params, torch.float16)
+    whole = _new_buffer(given.params, a_layer, torch.float16)
     weights, params = (
         whole,
         [_Cast.apply(*pair) for pair in zip(given.params, _split_buffer(whole, given.params), strict=True)],
@@ -300,11 +318,14 @@ def _cast_for_autocast(given: _NetworkInputs) -> _NetworkInputs:
     return _NetworkInputs(given.x.to(weights.dtype), state, cell, params, weights)
 
 
-def _buffer_of(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return the buffer of all weights; None where they have several storages."""
+def _buffer_of(params: Sequence[torch.Tensor], a_layer: int) -> torch.Tensor | None:
+    """Return the buffer of all weights; None where they have several storages, or one that is too small."""
     if len({param.untyped_storage()._cdata for param in params}) != 1:  # noqa: SLF001 - the identity of a storage
         return None
-    return params[0].detach().as_strided((sum(param.numel() for param in params),), (1,), 0)
+    numbers = _buffer_numbers(params, a_layer)
+    if params[0].untyped_storage().nbytes() < numbers * params[0].element_size():
+        return None
+    return params[0].detach().as_strided((numbers,), (1,), 0)
 
 
 class _Cast(torch.autograd.Function):

@@ -13,7 +13,7 @@ TensorAdvancedIndexing.cpp; `evenly_distribute_backward`, FunctionsManual.cpp; t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -297,7 +297,20 @@ _aten: Final[Any] = torch.ops.aten
 
 def kernels() -> KernelsByName:
     """Return the kernels of this family."""
-    return {"logsumexp.out": _logsumexp, "count_nonzero.dim_IntList": _count_nonzero}
+    return {
+        "logsumexp.out": _logsumexp,
+        "count_nonzero.dim_IntList": _count_nonzero,
+        "median": _median,
+        "scatter_reduce.two": _scatter_reduce,
+    }
+
+
+def _median(x: torch.Tensor) -> Any:  # noqa: ANN401 - or NotImplemented
+    """Sort all numbers, and take the last where it is NaN. Source: `median_impl`, Sorting.cpp of CUDA."""
+    if not x.numel():
+        return NotImplemented
+    ordered = x.flatten().sort()[0]
+    return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(x.numel() - 1) // 2])
 
 
 def _logsumexp(
@@ -323,17 +336,31 @@ def _count_nonzero(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return (x if x.dtype is torch.bool else x != 0).sum(dims)
 
 
+def _scatter_reduce(  # noqa: PLR0913 - PyTorch's signature
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> Any:  # noqa: ANN401 - or NotImplemented
+    """Count what is added to each place of a mean. Source: `scatter_reduce_two`, TensorAdvancedIndexing.cpp."""
+    if reduce != "mean" or not index.numel():
+        return NotImplemented
+    result = torch.empty_like(x)
+    ones = torch.ones_like(source)
+    count = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    count.scatter_add_(dim, index, ones)
+    count.masked_fill_(count == 0, 1)
+    return result
+
+
 def overrides() -> KernelsByName:
     """Return the functions above autograd of this family."""
-    return {"max": (lambda x: _WholeExtreme.apply(x, _aten.max.default)), "min": _min}
+    return {name: partial(_choose, getattr(_aten, name).default) for name in ("max", "min", "median", "nanmedian")}
 
 
-def _min(x: torch.Tensor) -> Any:  # noqa: ANN401
-    return _WholeExtreme.apply(x, _aten.min.default)
+def _choose(operator: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+    return _WholeExtreme.apply(x, operator)
 
 
 class _WholeExtreme(torch.autograd.Function):
-    """The largest or the least of all elements, whose gradient goes to every element that equals it.
+    """The largest, the least or the middle of all elements, whose gradient goes to every element that equals it.
 
     C++ does so where a tensor is on CUDA.
     """

@@ -26,6 +26,7 @@ from operator_cases import (
     quantization,
     sweeps,
     transforms,
+    uncommon,
     views,
 )
 from operator_cases.making import Case
@@ -42,6 +43,7 @@ KINDS = {
     "quantization": quantization.CASES,
     "sweeps": sweeps.CASES,
     "transforms": transforms.CASES,
+    "uncommon": uncommon.CASES,
     "views": views.CASES,
 }
 
