@@ -12,7 +12,6 @@ cards with torch 2.15.
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -26,7 +25,7 @@ from oomdoctor.engines.trace.kernels.sorting import (
     inclusive_scan_bytes,
 )
 from oomdoctor.engines.trace.known_values import can_keep, host_values, keep_values
-from oomdoctor.engines.trace.layouts import resize
+from oomdoctor.engines.trace.layouts import copied_bytes, resize
 from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.refusals import untraceable
 
@@ -311,9 +310,9 @@ def _prefixes(call: OperatorCall) -> Temporaries:
     """Return the place of each number that is put, a mask that is not as large, and the storage of their sum."""
     target, mask = call.args[:2]
     shape = torch.broadcast_shapes(target.shape, mask.shape)  # type: ignore[no-untyped-call]
-    count = prod(shape)
-    copy = (count,) if mask.shape != shape or not mask.is_contiguous() else ()
-    return Temporaries(after=(count * _INDEX_BYTES, *copy, inclusive_scan_bytes(count, torch.int64)))
+    whole = mask.expand(shape)
+    count = whole.numel()
+    return Temporaries(after=(count * _INDEX_BYTES, *copied_bytes((whole,)), inclusive_scan_bytes(count, torch.int64)))
 
 
 TEMPORARIES: Final[TemporariesByName] = {

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.op_trace import AllocationStep, KernelsByName, OperatorCall, TemporariesByName
 
-_PLANE: Final = 2
 _SINCE_HOPPER: Final = 9
 _OLD_WORKSPACE: Final = 8_519_680
 _NEW_WORKSPACE: Final = 32 << 20
@@ -57,7 +56,7 @@ def cublas_workspace(card: Card) -> tuple[AllocationStep, ...]:
 def _product_temporaries(call: OperatorCall) -> Temporaries:
     """Take nothing where there is nothing to add up, but for two vectors."""
     factors = _factors(call)
-    if not all(factor.numel() for factor in factors) and factors[0].dim() + factors[1].dim() >= _PLANE + 1:
+    if any(factor.dim() > 1 for factor in factors) and not all(factor.numel() for factor in factors):
         return NO_TEMPORARIES
     return Temporaries(after=(*_copies(call), *cublas_workspace(call.card)))
 
@@ -99,7 +98,7 @@ def _has_temporary_workspace() -> bool:
 
 def _addmm_temporaries(call: OperatorCall) -> Temporaries:
     """Take the workspace of cuBLASLt where it adds the bias as well, else that of a product."""
-    if not _adds_in_product(call) or not all(matrix.numel() for matrix in _factors(call)):
+    if not _adds_in_product(call):
         return _product_temporaries(call)
     lt = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", "0")) * KIB or _LT_WORKSPACE
     copies = _copies(call)
@@ -113,7 +112,7 @@ def _adds_in_product(call: OperatorCall) -> bool:
     """Return whether cuBLASLt adds the bias: one of a row, or in half precision and out of place one of all rows."""
     bias, left, right = call.args[:3]
     beta, row = call.kwargs.get("beta", 1), right.shape[1:]
-    if bias.is_complex() or not bias.is_contiguous() or min(right.shape) <= 1:
+    if bias.is_complex() or not bias.is_contiguous() or min(right.shape) <= 1 or not left.numel():
         return False
     if bias.shape == row or (_FUSES_PLANES <= TORCH and bias.shape == (1, *row)):
         return bool(beta == 1)

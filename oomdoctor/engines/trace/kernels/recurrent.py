@@ -118,21 +118,21 @@ def _split_buffer(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[tor
     return found
 
 
-def _new_buffer(weights: Sequence[torch.Tensor], a_layer: int, dtype: torch.dtype) -> torch.Tensor:
-    """Allocate a buffer for all weights, with so many a layer."""
-    return torch.zeros(_buffer_numbers(weights, a_layer), dtype=dtype, device=weights[0].device)
+def _new_buffer(weights: Sequence[torch.Tensor], weights_per_layer: int, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a buffer for all weights."""
+    return torch.zeros(_buffer_numbers(weights, weights_per_layer), dtype=dtype, device=weights[0].device)
 
 
-def _buffer_numbers(weights: Sequence[torch.Tensor], a_layer: int) -> int:
+def _buffer_numbers(weights: Sequence[torch.Tensor], weights_per_layer: int) -> int:
     """Return the numbers of a buffer: cuDNN's has two biases for each gate, also where the network has none."""
-    first = weights[::a_layer]
-    biases = 0 if _has_biases(a_layer) else sum(2 * weight.shape[0] for weight in first)
+    first = weights[::weights_per_layer]
+    biases = 0 if _has_biases(weights_per_layer) else sum(2 * weight.shape[0] for weight in first)
     return sum(weight.numel() for weight in weights) + biases
 
 
-def _has_biases(a_layer: int) -> bool:
+def _has_biases(weights_per_layer: int) -> bool:
     """Return whether layers have biases: more weights than two matrices and a projection."""
-    return a_layer > _MATRICES + 1
+    return weights_per_layer > _MATRICES + 1
 
 
 def _forward(*args: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - a kernel's arguments
@@ -225,9 +225,9 @@ def _byte_tensor(like: torch.Tensor, size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=like.device)
 
 
-def _flatten(weights: Sequence[torch.Tensor], a_layer: int, *_: object) -> torch.Tensor:
+def _flatten(weights: Sequence[torch.Tensor], weights_per_layer: int, *_: object) -> torch.Tensor:
     """Move all weights into one buffer."""
-    whole = _new_buffer(weights, a_layer, weights[0].dtype)
+    whole = _new_buffer(weights, weights_per_layer, weights[0].dtype)
     for weight, part in zip(weights, _split_buffer(whole, weights), strict=True):
         weight.data = part
     return whole
@@ -293,22 +293,24 @@ def _run_network(device: EmulatedDevice, mode: int, x: torch.Tensor, batch_sizes
     projection = state.shape[2] if state.shape[2] != units else 0
     if settings.train and settings.dropout > 0:
         device.keep_dropout_state()
-    a_layer = (2 * _MATRICES if settings.has_biases else _MATRICES) + bool(projection)
-    given = _cast_for_autocast(_NetworkInputs(x, state, cell, params, _buffer_of(params, a_layer)), a_layer)
+    weights_per_layer = (2 * _MATRICES if settings.has_biases else _MATRICES) + bool(projection)
+    given = _cast_for_autocast(
+        _NetworkInputs(x, state, cell, params, _buffer_of(params, weights_per_layer)), weights_per_layer
+    )
     with torch.autocast("cuda", enabled=False):
         results = _aten._cudnn_rnn(  # noqa: SLF001 - as C++ does
-            given.x, given.params, a_layer, given.weights, given.state,
+            given.x, given.params, weights_per_layer, given.weights, given.state,
             given.cell, mode, units, projection, settings.layers, settings.batch_first, settings.dropout,
             settings.train, settings.bidirectional, batch_sizes, None,
         )  # fmt: skip
     return results[: 3 if mode == _LSTM else 2]
 
 
-def _cast_for_autocast(given: _NetworkInputs, a_layer: int) -> _NetworkInputs:
+def _cast_for_autocast(given: _NetworkInputs, weights_per_layer: int) -> _NetworkInputs:
     """Cast all to fp16 under autocast, whatever its type: the weights into a new buffer, then cell, state and input."""
     if not torch.is_autocast_enabled("cuda") or given.x.dtype is torch.float64:
         return given
-    whole = _new_buffer(given.params, a_layer, torch.float16)
+    whole = _new_buffer(given.params, weights_per_layer, torch.float16)
     weights, params = (
         whole,
         [_Cast.apply(*pair) for pair in zip(given.params, _split_buffer(whole, given.params), strict=True)],
@@ -318,11 +320,11 @@ def _cast_for_autocast(given: _NetworkInputs, a_layer: int) -> _NetworkInputs:
     return _NetworkInputs(given.x.to(weights.dtype), state, cell, params, weights)
 
 
-def _buffer_of(params: Sequence[torch.Tensor], a_layer: int) -> torch.Tensor | None:
+def _buffer_of(params: Sequence[torch.Tensor], weights_per_layer: int) -> torch.Tensor | None:
     """Return the buffer of all weights; None where they have several storages, or one that is too small."""
     if len({param.untyped_storage()._cdata for param in params}) != 1:  # noqa: SLF001 - the identity of a storage
         return None
-    numbers = _buffer_numbers(params, a_layer)
+    numbers = _buffer_numbers(params, weights_per_layer)
     if params[0].untyped_storage().nbytes() < numbers * params[0].element_size():
         return None
     return params[0].detach().as_strided((numbers,), (1,), 0)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody has it
 from torch import fft
 
-from operator_cases.making import DEVICE, HALF, Case, case, given, leaf, places, zeros
+from operator_cases.making import HALF, Case, case, given, leaf, places, zeros
 
 _COMPLEX = torch.complex64
 
@@ -72,7 +72,7 @@ CASES = {
     "atan2": case(torch.atan2, leaf(300, 200), leaf(300, 200)),
     "median of all": case(torch.median, leaf(300, 200)),
     "whether tensors are equal": case(lambda x, y: x * torch.equal(x, y), leaf(300, 200), given(300, 200)),
-    "draws of half probabilities": case(lambda x: torch.bernoulli(x), given(300, 200, dtype=HALF)),  # noqa: PLW0108
+    "draws of half probabilities": case(torch.bernoulli, given(300, 200, dtype=HALF)),
     "mean of what is scattered": case(
         lambda x, y: x.scatter_reduce(0, places(200, 300) % 100, y, "mean"), leaf(100, 300), leaf(200, 300)
     ),
@@ -88,5 +88,5 @@ CASES = {
     "irfft along 1": case(lambda x: fft.irfft(x, dim=1), leaf(20, 201, 30, dtype=_COMPLEX)),
     "fft along 1": case(lambda x: fft.fft(x, dim=1), leaf(20, 400, 30, dtype=_COMPLEX)),
     "fft of padded numbers": case(lambda x: fft.fft(x, n=600, dim=1).abs(), leaf(20, 400, 30)),
-    "nothing chosen": case(lambda x: x[torch.zeros(300, dtype=torch.bool, device=DEVICE)], leaf(300, 200)),
+    "nothing chosen": case(lambda x: x[zeros(300, dtype=torch.bool)], leaf(300, 200)),
 }
